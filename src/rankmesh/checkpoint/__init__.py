@@ -1,0 +1,2 @@
+"""Files of weights: this project's own folders and Hugging Face's, read slice by slice, never
+unpickled."""

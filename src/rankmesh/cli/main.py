@@ -1,0 +1,140 @@
+"""Owns the table of commands, how errors end a process, and nothing that a command does.
+
+A command's file is loaded when that command is asked for: neither `rankmesh --help` nor
+`rankmesh COMMAND --help` imports torch.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from rankmesh.errors import RankmeshError, UserError
+from rankmesh.version import describe
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives.
+
+    The module `arguments` has `add_arguments(parser)`, the module `body` has `run(args) -> int`,
+    the exit code. They are one module, unless the body needs torch: help must not wait for that.
+    `help` is its line in `rankmesh --help` and heads its own help.
+    """
+
+    help: str
+    arguments: str
+    body: str
+    hidden: bool = False
+
+
+def _command(name: str, help: str, *, body: str = "", hidden: bool = False) -> Command:
+    module = f"rankmesh.cli.{name}"
+    return Command(help=help, arguments=module, body=body or module, hidden=hidden)
+
+
+COMMANDS = {
+    "train": _command("train", "train a model from a config file", body="rankmesh.cli.train_run"),
+    "map": _command("map", "rank map and groups of any world, without processes"),
+    "prepare": _command("prepare", "turn text or JSON lines into token files"),
+    "verify": _command("verify", "compare a config's mesh with a single process"),
+    "doctor": _command(
+        "doctor", "check machines, links and versions", body="rankmesh.cli.doctor_run"
+    ),
+    "generate": _command(
+        "generate", "write text from trained weights", body="rankmesh.cli.generate_run"
+    ),
+    "demo": _command("demo", "train a small model on this machine", hidden=True),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are `UserError`s, one line each."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `UserError` with the message, the nearest option names and where to read on."""
+        words = message.split() if message.startswith("unrecognized arguments:") else []
+        options = [name for action in self._actions for name in action.option_strings]
+        hints = [_nearest(word.partition("=")[0], options) for word in words]
+        raise UserError(f"{message}{''.join(hints)} (see `{self.prog} --help`)")
+
+
+def _nearest(word: str, names: Iterable[str]) -> str:
+    """`; did you mean NAME?` for the closest of `names`, or nothing where none is close."""
+    close = difflib.get_close_matches(word, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _overview() -> str:
+    """What `rankmesh --help` prints."""
+    shown = {name: command for name, command in COMMANDS.items() if not command.hidden}
+    width = max(map(len, shown))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
+    return "\n".join(
+        [
+            "usage: rankmesh COMMAND ...",
+            "       rankmesh COMMAND --help | --help | --version",
+            "",
+            "Trains transformer language models on a mesh of devices.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    """Runs the command that `words` name; returns its exit code."""
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        print(describe())
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        hint = _nearest(name, COMMANDS)
+        raise UserError(f"unknown command {name!r}{hint} (see `rankmesh --help`)")
+    command = COMMANDS[name]
+    parser = Parser(prog=f"rankmesh {name}", description=command.help, allow_abbrev=False)
+    importlib.import_module(command.arguments).add_arguments(parser)
+    args = parser.parse_args(rest)
+    return int(importlib.import_module(command.body).run(args))
+
+
+def _guarded(words: Sequence[str]) -> int:
+    """`_dispatch`, with the exits of argparse as codes and everything printed pushed out."""
+    try:
+        code = _dispatch(words)
+    except SystemExit as stop:  # argparse leaves this way after it has printed help
+        code = stop.code if isinstance(stop.code, int) else 0
+    sys.stdout.flush()
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (`sys.argv` by default) and returns the exit code.
+
+    0: done. 2: the user's input is wrong. 1: anything else. Both failures are one line on stderr;
+    only an error that nobody foresaw leaves a traceback. 130: interrupted.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return _guarded(words)
+    except RankmeshError as error:
+        line = " ".join(str(error).split())
+        print(f"rankmesh: error: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("rankmesh: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python flushes stdout once more at exit: give that
+        # flush somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

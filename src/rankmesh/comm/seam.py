@@ -1,0 +1,215 @@
+"""The one seam through which every collective passes, and the ledger of what passed.
+
+Owns the operations, their wire bytes by the ring formulas, and the record of each. It records only: what ought
+to have passed is theory's business. A group of one rank issues nothing and records nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankmesh.errors import MeshError
+
+
+@dataclass(frozen=True)
+class Group:
+    """One named process group: its global ranks, this rank's place among them (-1 outside), torch's handle."""
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One collective: `payload_bytes` is the full buffer, `wire_bytes` what one rank sends under the ring."""
+
+    op: str
+    axis: str
+    size: int
+    phase: str
+    payload_bytes: int
+    wire_bytes: int
+
+
+@dataclass
+class Ledger:
+    """Totals of the collectives of a run, and their ordered list where `keep_events` is set."""
+
+    keep_events: bool = False
+    events: list[Event] = field(default_factory=list)
+    wire_bytes: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    waited_s: Counter[str] = field(default_factory=Counter)
+
+    def record(self, event: Event) -> None:
+        self.wire_bytes[event.axis] += event.wire_bytes
+        self.calls[event.axis] += 1
+        if self.keep_events:
+            self.events.append(event)
+
+    def take(self) -> Ledger:
+        """What was recorded since the last call; the ledger starts anew."""
+        taken = Ledger(self.keep_events, self.events, self.wire_bytes, self.calls, self.waited_s)
+        self.events, self.wire_bytes, self.calls = [], Counter(), Counter()
+        self.waited_s = Counter()
+        return taken
+
+
+class Transport(Protocol):
+    """What moves the bytes: torch.distributed, or a fake that plays one rank alone."""
+
+    def all_reduce(self, tensor: Tensor, group: Group, op: str) -> Any: ...
+
+    def all_gather(self, out: Tensor, tensor: Tensor, group: Group) -> Any: ...
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group) -> Any: ...
+
+    def broadcast(self, tensor: Tensor, group: Group, source: int) -> Any: ...
+
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class TorchTransport:
+    """torch.distributed, every call asynchronous."""
+
+    def all_reduce(self, tensor: Tensor, group: Group, op: str) -> Any:
+        return dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True)
+
+    def all_gather(self, out: Tensor, tensor: Tensor, group: Group) -> Any:
+        return dist.all_gather_single(out.view(-1), tensor.view(-1), group=group.handle, async_op=True)
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group) -> Any:
+        return dist.reduce_scatter_single(out.view(-1), tensor.view(-1), group=group.handle, async_op=True)
+
+    def broadcast(self, tensor: Tensor, group: Group, source: int) -> Any:
+        return dist.broadcast(tensor, group.ranks[source], group=group.handle, async_op=True)
+
+
+class FakeTransport:
+    """Plays one rank alone: sums are its own contribution, gathers repeat it. For layouts, never for values."""
+
+    def all_reduce(self, tensor: Tensor, group: Group, op: str) -> None:
+        """The tensor as it is."""
+
+    def all_gather(self, out: Tensor, tensor: Tensor, group: Group) -> None:
+        out.view(group.size, -1).copy_(tensor.view(1, -1).expand(group.size, -1))
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group) -> None:
+        out.view(-1).copy_(tensor.view(group.size, -1)[group.index])
+
+    def broadcast(self, tensor: Tensor, group: Group, source: int) -> None:
+        """The tensor as it is."""
+
+
+@dataclass
+class Handle:
+    """A collective under way. It keeps the tensors alive; `wait` raises MeshError naming op, axis and phase."""
+
+    work: Any
+    label: str
+    axis: str
+    ledger: Ledger
+    tensors: Sequence[Tensor] = ()
+
+    def wait(self) -> None:
+        if self.work is None:
+            return
+        start = time.perf_counter()
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise MeshError(f"{self.label} failed: {str(error).splitlines()[0]}") from error
+        finally:
+            self.work, self.tensors = None, ()
+            self.ledger.waited_s[self.axis] += time.perf_counter() - start
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    if not tensor.is_contiguous():
+        raise ValueError(f"collectives take contiguous tensors, got strides {tensor.stride()}")
+    return tensor
+
+
+class Seam:
+    """All collectives of one process. Each returns a Handle; `.wait()` before the result is read."""
+
+    def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger if ledger is not None else Ledger()
+        self._transport = transport
+
+    def all_reduce(self, tensor: Tensor, group: Group, phase: str, op: str = "sum") -> Handle:
+        """In place over `group`; wire bytes 2 (P-1)/P S."""
+        if group.size == 1:
+            return self._nothing(group)
+        payload = _bytes(_contiguous(tensor))
+        self._record("all_reduce", group, phase, payload, 2 * (group.size - 1) * payload // group.size)
+        return self._issue("all_reduce", group, phase, (tensor,), tensor, group, op)
+
+    def all_gather(self, out: Tensor, tensor: Tensor, group: Group, phase: str) -> Handle:
+        """`out` [P * n] takes every rank's `tensor` [n] in group order; wire bytes (P-1)/P of `out`."""
+        if group.size == 1:
+            out.view(-1).copy_(tensor.reshape(-1))
+            return self._nothing(group)
+        payload = _bytes(_contiguous(out))
+        self._record("all_gather", group, phase, payload, (group.size - 1) * payload // group.size)
+        return self._issue("all_gather", group, phase, (out, tensor), out, _contiguous(tensor), group)
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group, phase: str) -> Handle:
+        """`out` [n] takes this rank's part of the sum of `tensor` [P * n]; wire bytes (P-1)/P of `tensor`."""
+        if group.size == 1:
+            out.view(-1).copy_(tensor.reshape(-1))
+            return self._nothing(group)
+        payload = _bytes(_contiguous(tensor))
+        self._record("reduce_scatter", group, phase, payload, (group.size - 1) * payload // group.size)
+        return self._issue("reduce_scatter", group, phase, (out, tensor), _contiguous(out), tensor, group)
+
+    def broadcast(self, tensor: Tensor, group: Group, phase: str, source: int = 0) -> Handle:
+        """From the group's `source`-th rank; wire bytes (P-1)/P S, the mean over the ranks of a ring."""
+        if group.size == 1:
+            return self._nothing(group)
+        payload = _bytes(_contiguous(tensor))
+        self._record("broadcast", group, phase, payload, (group.size - 1) * payload // group.size)
+        return self._issue("broadcast", group, phase, (tensor,), tensor, group, source)
+
+    def _nothing(self, group: Group) -> Handle:
+        return Handle(None, "", group.name, self.ledger)
+
+    def _record(self, op: str, group: Group, phase: str, payload: int, wire: int) -> None:
+        self.ledger.record(Event(op, group.name, group.size, phase, payload, wire))
+
+    def _issue(self, op: str, group: Group, phase: str, tensors: tuple[Tensor, ...], *args: Any) -> Handle:
+        label = f"{op} over {group.name} {_short(group.ranks)} ({phase})"
+        try:
+            work = getattr(self._transport, op)(*args)
+        except RuntimeError as error:
+            raise MeshError(f"{label} failed: {str(error).splitlines()[0]}") from error
+        return Handle(work, label, group.name, self.ledger, tensors)
+
+
+def _short(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"[{shown}{', ...' if len(ranks) > 8 else ''}]"
+
+
+def scalar(value: float, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A one-element tensor for small agreements."""
+    return torch.tensor([value], dtype=dtype, device=device)

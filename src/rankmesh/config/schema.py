@@ -1,0 +1,312 @@
+"""The sections and keys of a config, each key with its default, its doc string and its rule.
+
+Owns what can be configured and the checks between keys. It knows no file, no torch, and not what
+the values are used for: the classes that use them are built in `train`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankmesh.config.fields import (
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    OneOf,
+    Section,
+    option,
+    refuse,
+)
+from rankmesh.topology.plan import DENSE_AXES, RECOMPUTE, SCHEDULES
+
+FORMAT_VERSION = 1
+
+Entries = tuple[str | tuple[str, float], ...]
+
+_16_BIT = "16-bit training comes in a later release"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScalingConfig(Section):
+    """[model.rope_scaling]: Llama 3's stretching of rotary frequencies."""
+
+    NAME: ClassVar[str] = "model.rope_scaling"
+
+    factor: float = option(8.0, "how much longer the context becomes", POSITIVE)
+    low_freq_factor: float = option(1.0, "wavelengths above context / this are stretched", POSITIVE)
+    high_freq_factor: float = option(4.0, "wavelengths below context / this are kept", POSITIVE)
+    original_max_seq_len: int = option(8192, "context, in tokens, before the stretching", COUNT)
+
+    def check(self) -> None:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise refuse(
+                f"{self.NAME}.low_freq_factor",
+                self.low_freq_factor,
+                f"a number below high_freq_factor, which is {self.high_freq_factor}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """[model]: a preset, a folder to start from, or fields; fields also change the former two."""
+
+    NAME: ClassVar[str] = "model"
+
+    preset: str | None = option(None, "name of a published or small model, such as llama-tiny")
+    init_from: str | None = option(
+        None, "Hugging Face folder whose config and weights to start from"
+    )
+    family: str | None = option(None, "kind of model", OneOf(("llama", "gpt2")))
+    num_layers: int | None = option(None, "transformer layers", COUNT)
+    hidden_size: int | None = option(None, "width of the residual stream", COUNT)
+    num_heads: int | None = option(None, "query heads", COUNT)
+    num_kv_heads: int | None = option(None, "key and value heads; default: num_heads", COUNT)
+    head_dim: int | None = option(None, "width of a head; default: hidden_size / num_heads", COUNT)
+    ffn_size: int | None = option(
+        None, "inner width of the feed-forward part; default: the family's", COUNT
+    )
+    vocab_size: int | None = option(None, "number of token ids, unpadded", COUNT)
+    max_seq_len: int | None = option(None, "longest sequence in tokens", COUNT)
+    norm: str | None = option(None, "kind of norm", OneOf(("rmsnorm", "layernorm")))
+    norm_eps: float | None = option(None, "added to the mean square in norms", POSITIVE)
+    mlp: str | None = option(
+        None, "kind of feed-forward part", OneOf(("swiglu", "gelu_tanh", "gelu"))
+    )
+    qkv_bias: bool | None = option(None, "biases on query, key and value")
+    out_bias: bool | None = option(None, "bias on the attention output")
+    mlp_bias: bool | None = option(None, "biases in the feed-forward part")
+    positions: str | None = option(None, "kind of positions", OneOf(("rotary", "learned")))
+    rope_theta: float | None = option(None, "base of rotary frequencies", POSITIVE)
+    rope_scaling: RopeScalingConfig | None = option(None, "stretching of rotary frequencies")
+    tie_embeddings: bool | None = option(None, "whether embedding and head share one matrix")
+    dropout: float | None = option(None, "dropout on embedding and residual branches", FRACTION)
+    attention_dropout: float | None = option(
+        None, "dropout on attention weights; above 0 attention is not fused", FRACTION
+    )
+    init_std: float | None = option(None, "standard deviation of initial matrices", NOT_NEGATIVE)
+    scale_residual_init: bool | None = option(
+        None, "divide init_std by sqrt(2 * num_layers) where a layer writes to the residual stream"
+    )
+
+    def check(self) -> None:
+        if self.preset is not None and self.init_from is not None:
+            raise refuse(
+                "model.init_from",
+                self.init_from,
+                "no model.preset beside it: the folder names the model",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig(Section):
+    """[parallel]: how the model and the batch are split over the ranks."""
+
+    NAME: ClassVar[str] = "parallel"
+
+    tp: int = option(1, "tensor parallel size", COUNT)
+    cp: int = option(1, "context parallel size", COUNT)
+    ep: int = option(1, "expert parallel size", COUNT)
+    etp: int = option(1, "tensor parallel size of experts", COUNT)
+    pp: int = option(1, "pipeline parallel size", COUNT)
+    dp: int | None = option(None, "data parallel size; default: world size / (tp * cp * pp)", COUNT)
+    num_chunks: int = option(1, "pipeline stages held by each rank", COUNT)
+    schedule: str = option("1f1b", "pipeline schedule", OneOf(tuple(SCHEDULES)))
+    layout: tuple[int, ...] | None = option(
+        None, "layers of each pipeline stage, in order; default: balanced", NOT_NEGATIVE
+    )
+    sequence_parallel: bool = option(False, "split activations along the sequence inside tp groups")
+    zero: int = option(
+        0, "what is sharded over dp: 1 optimizer, 2 gradients, 3 weights", OneOf((0, 1, 2, 3))
+    )
+    zero_group: int | None = option(
+        None, "ranks that share one set of shards; default: all dp * cp", COUNT
+    )
+    recompute: str = option(
+        "none", "activations that are computed anew in backward", OneOf(RECOMPUTE)
+    )
+    order: tuple[str, ...] = option(
+        DENSE_AXES,
+        "axes in the order in which ranks are laid out, fastest first",
+        OneOf(DENSE_AXES),
+    )
+    bucket_mb: float = option(32.0, "gradients that are reduced together, in MiB", POSITIVE)
+
+    def check(self) -> None:
+        if sorted(self.order) != sorted(DENSE_AXES):
+            raise refuse("parallel.order", self.order, f"{', '.join(DENSE_AXES)}, once each")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """[data]: token files, and how they become samples."""
+
+    NAME: ClassVar[str] = "data"
+
+    train: Entries = option(
+        (),
+        "prefixes of token files, read as one; [prefix, weight] pairs only with equal weights",
+    )
+    valid: Entries = option((), "the same for evaluation while training")
+    test: Entries = option((), "the same for evaluation after training")
+    seq_len: int = option(
+        512, "tokens of a sample, without the one that only serves as last label", COUNT
+    )
+    tokenizer: str | None = option(
+        None,
+        '"bytes" or the path of a tokenizer.json; default: the one that prepared the token files',
+    )
+    seed: int = option(0, "of the order of samples", NOT_NEGATIVE)
+
+    def check(self) -> None:
+        for name in ("train", "valid", "test"):
+            _check_entries(f"{self.NAME}.{name}", getattr(self, name))
+
+
+def _check_entries(key: str, entries: Entries) -> None:
+    weights = {1.0 if isinstance(entry, str) else entry[1] for entry in entries}
+    if any(weight <= 0 for weight in weights):
+        raise refuse(key, entries, "weights above 0")
+    if len(weights) > 1:
+        expected = "equal weights (a prefix alone has 1): others come in a later release"
+        raise refuse(key, entries, expected)
+
+
+def prefixes(entries: Entries) -> tuple[str, ...]:
+    """The prefixes of a key such as data.train, without their weights."""
+    return tuple(entry if isinstance(entry, str) else entry[0] for entry in entries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """[optimizer]: the update rule and its learning rate."""
+
+    NAME: ClassVar[str] = "optimizer"
+
+    name: str = option("adamw", "update rule", OneOf(("adamw", "sgd")))
+    lr: float = option(3e-4, "highest learning rate", POSITIVE)
+    min_lr: float = option(0.0, "learning rate that the schedule falls to", NOT_NEGATIVE)
+    schedule: str = option(
+        "cosine",
+        "shape of the learning rate over the steps",
+        OneOf(("cosine", "linear", "constant", "wsd", "inverse_sqrt")),
+    )
+    warmup_steps: int = option(0, "step i of these has lr * i / warmup_steps", NOT_NEGATIVE)
+    decay_steps: int | None = option(
+        None, "last step of the schedule; min_lr after it; default: train.steps", COUNT
+    )
+    wsd_decay_steps: int | None = option(
+        None, "final steps of wsd in which lr falls; default: a tenth of decay_steps", NOT_NEGATIVE
+    )
+    betas: tuple[float, float] = option(
+        (0.9, 0.95), "AdamW's averaging of gradient and square", FRACTION
+    )
+    eps: float = option(1e-8, "AdamW's addend to the root of the square", POSITIVE)
+    weight_decay: float = option(
+        0.1,
+        "of matrices: AdamW shrinks them by lr * this a step, SGD adds it to the gradient",
+        NOT_NEGATIVE,
+    )
+    momentum: float = option(0.0, "of SGD", FRACTION)
+    clip_grad: float = option(1.0, "largest gradient norm; 0 = no clipping", NOT_NEGATIVE)
+    decay_norms: bool = option(False, "weight decay on norm weights too")
+    decay_biases: bool = option(False, "weight decay on biases too")
+    decay_embeddings: bool = option(False, "weight decay on embeddings too")
+
+    def check(self) -> None:
+        if self.min_lr > self.lr:
+            raise refuse(
+                "optimizer.min_lr", self.min_lr, f"at most optimizer.lr, which is {self.lr}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Section):
+    """[train]: the run itself."""
+
+    NAME: ClassVar[str] = "train"
+
+    steps: int = option(1000, "optimizer updates", NOT_NEGATIVE)
+    global_batch_size: int = option(32, "samples of one step, over all ranks", COUNT)
+    microbatch_size: int = option(4, "samples that a replica computes at once", COUNT)
+    dtype: str = option(
+        "fp32",
+        "of weights and activations",
+        OneOf(("fp32", "fp64"), {"bf16": _16_BIT, "fp16": _16_BIT}),
+    )
+    seed: int = option(0, "of initial weights and dropout", NOT_NEGATIVE)
+    eval_every: int = option(
+        0, "steps between evaluations; 0 = after the last step only", NOT_NEGATIVE
+    )
+    eval_steps: int = option(
+        20, "global batches of one evaluation, fewer where the set is smaller", COUNT
+    )
+    z_loss: float = option(
+        0.0, "weight of the square of the log of the softmax denominator", NOT_NEGATIVE
+    )
+    label_smoothing: float = option(
+        0.0, "share of the target that is spread over the vocabulary", FRACTION
+    )
+    device: str = option("auto", "auto = cuda where there is one", OneOf(("auto", "cpu", "cuda")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Section):
+    """[checkpoint]: saved weights."""
+
+    NAME: ClassVar[str] = "checkpoint"
+
+    every: int = option(0, "steps between saves; 0 = after the last step only", NOT_NEGATIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig(Section):
+    """[log]: where a run writes and what it prints."""
+
+    NAME: ClassVar[str] = "log"
+
+    run_dir: str = option("runs/run", "folder of this run; a folder holds one run")
+    every: int = option(1, "steps between printed lines; metrics.jsonl has every step", COUNT)
+    timeout_s: float = option(
+        600.0, "seconds until a collective that does not end is an error", POSITIVE
+    )
+    console: str = option(
+        "auto", "auto = lines and a bar on a terminal, else lines", OneOf(("auto", "bar", "lines"))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a user can set for one run. Raises ConfigError where sections disagree."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        optimizer, end = self.optimizer, self.decay_steps
+        what = "optimizer.decay_steps" if optimizer.decay_steps is not None else "train.steps"
+        if optimizer.warmup_steps > end:
+            raise refuse(
+                "optimizer.warmup_steps",
+                optimizer.warmup_steps,
+                f"at most {what}, which is {end}",
+            )
+        room = end - optimizer.warmup_steps
+        if optimizer.schedule == "wsd" and (optimizer.wsd_decay_steps or 0) > room:
+            raise refuse(
+                "optimizer.wsd_decay_steps",
+                optimizer.wsd_decay_steps,
+                f"at most {room}: {what} is {end}, optimizer.warmup_steps {optimizer.warmup_steps}",
+            )
+
+    @property
+    def decay_steps(self) -> int:
+        """Last step of the learning-rate schedule."""
+        given = self.optimizer.decay_steps
+        return self.train.steps if given is None else given

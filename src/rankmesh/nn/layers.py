@@ -1,0 +1,57 @@
+"""Leaf modules that hold parameters: Linear, Embedding, RMSNorm, LayerNorm.
+
+They own shapes and single-device arithmetic. How a parameter enters the graph, and what surrounds a matrix
+product, is decided by the `Parts` of the module.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankmesh.nn.parts import Piece
+
+
+class Linear(nn.Module):
+    """Holder of weight [out, in] and optional bias [out]; applied by a column or row operation of `Parts`."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+
+
+class Embedding(nn.Module):
+    """Holder of a table [rows, H]."""
+
+    def __init__(self, rows: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, hidden_size))
+
+
+class RMSNorm(Piece):
+    """x / rms(x) * weight, statistics in fp32 or wider (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4)."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.parts.parameter(self.weight)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
+
+
+class LayerNorm(Piece):
+    """(x - mean) / std * weight + bias (Ba et al. 2016, arXiv:1607.06450)."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden_size))
+        self.bias = nn.Parameter(torch.empty(hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.parts.parameter(self.weight), self.parts.parameter(self.bias)
+        return F.layer_norm(x, weight.shape, weight, bias, self.eps)

@@ -1,0 +1,38 @@
+"""Layout: what a forward pass must know about its tokens besides their values.
+
+Owns positions, sample numbers and the batch shape of one microbatch as held by one rank. Module code reads
+sizes from here, never from the shape of an activation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankmesh.nn.dropout import DropoutKey
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tokens of one microbatch, flattened to N = batch * length in (sample, position) order.
+
+    positions [N]: position of each token in its document (rotary phases, learned positions).
+    index [N]: place of each token in its sample (dropout is keyed by it).
+    dropout: key of the masks, or None where no mask is drawn (evaluation, generation).
+    """
+
+    batch: int
+    length: int
+    positions: Tensor
+    index: Tensor
+    dropout: DropoutKey | None = None
+
+    @staticmethod
+    def plain(
+        batch: int, length: int, *, device: torch.device | str = "cpu", dropout: DropoutKey | None = None
+    ) -> Layout:
+        """Whole samples of one document each: positions 0..length-1 in every sample."""
+        index = torch.arange(length, device=device).repeat(batch)
+        return Layout(batch=batch, length=length, positions=index, index=index, dropout=dropout)

@@ -1,0 +1,60 @@
+"""The attention core: q, k, v of whole samples to the weighted sum of values.
+
+Owns the fused and the explicit path. It knows neither projections nor how heads were split: head counts are
+read as -1, and the first head's global number (dropout is keyed by it) comes with the options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankmesh.nn.dropout import dropout
+
+if TYPE_CHECKING:
+    from rankmesh.nn.layout import Layout
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Constants of one layer's attention. `site` numbers its dropout; `first_head` its first query head."""
+
+    layer: int
+    scale: float
+    dropout: float = 0.0
+    site: int = 2
+    first_head: int = 0
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
+    """Causal softmax(q k^T * scale) v; q [N, h, D], k and v [N, g, D] with h a multiple of g -> [N, h * D]."""
+    batch, length = layout.batch, layout.length
+    q4, k4, v4 = (x.unflatten(0, (batch, length)).transpose(1, 2) for x in (q, k, v))
+    if options.dropout and layout.dropout is not None:
+        out = _explicit(q4, k4, v4, layout, options)
+    else:
+        groups = q4.shape[1] // k4.shape[1]
+        if groups > 1:
+            k4, v4 = k4.repeat_interleave(groups, dim=1), v4.repeat_interleave(groups, dim=1)
+        out = F.scaled_dot_product_attention(q4, k4, v4, is_causal=True, scale=options.scale)
+    return out.transpose(1, 2).reshape(batch * length, -1)
+
+
+def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
+    """The path with dropout on the probabilities [B, h, T, T]; softmax in fp32 or wider."""
+    heads, length = q.shape[1], layout.length
+    groups = heads // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    place = layout.index.view(layout.batch, length)
+    future = place.unsqueeze(1) > place.unsqueeze(2)
+    scores = (q @ k.transpose(-1, -2)) * options.scale
+    scores = scores.masked_fill(future.unsqueeze(1), float("-inf"))
+    probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    head = torch.arange(options.first_head, options.first_head + heads, device=q.device)
+    row = head.view(1, -1, 1, 1) * length + place.view(layout.batch, 1, length, 1)
+    index = row * length + place.view(layout.batch, 1, 1, length)
+    return dropout(probs, layout.dropout, options.layer, options.site, index, options.dropout) @ v

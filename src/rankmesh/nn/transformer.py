@@ -1,0 +1,124 @@
+"""The decoder-only transformer and its block, for one device.
+
+Owns the residual stream. A pipeline stage is the same class with parts absent; layers keep their global
+numbers as names. Which operations stand behind `parts` it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rankmesh.nn.attention import Attention
+from rankmesh.nn.dropout import dropout
+from rankmesh.nn.layers import Embedding, LayerNorm, Linear, RMSNorm
+from rankmesh.nn.layout import Layout
+from rankmesh.nn.loss import LossOptions
+from rankmesh.nn.mlp import MLP
+from rankmesh.nn.parts import Parts, Piece
+from rankmesh.nn.rotary import Phases, Rotary
+
+Norm = RMSNorm | LayerNorm
+_EMBEDDING_SITE, _ATTENTION_SITE, _MLP_SITE = 0, 1, 3
+
+
+def _residual_dropout(x: Tensor, layout: Layout, layer: int, site: int, rate: float) -> Tensor:
+    if layout.dropout is None or rate == 0.0:
+        return x
+    hidden = x.shape[-1]
+    index = layout.index.unsqueeze(1) * hidden + torch.arange(hidden, device=x.device)
+    return dropout(x, layout.dropout, layer, site, index, rate)
+
+
+class Block(Piece):
+    """Pre-norm block: attention, then feed-forward, each added to the stream. Returns (x, aux)."""
+
+    def __init__(
+        self, *, number: int, attn_norm: Norm, attn: Attention, mlp_norm: Norm, mlp: MLP, dropout: float
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self.dropout = dropout
+        self.attn_norm = attn_norm
+        self.attn = attn
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, phases: Phases | None, layout: Layout) -> tuple[Tensor, tuple[Tensor, ...]]:
+        y = self.attn(self.attn_norm(x), phases, layout)
+        x = x + _residual_dropout(y, layout, self.number, _ATTENTION_SITE, self.dropout)
+        y = self.mlp(self.mlp_norm(x))
+        return x + _residual_dropout(y, layout, self.number, _MLP_SITE, self.dropout), ()
+
+
+class Transformer(Piece):
+    """Tokens [N] (or the previous stage's [N, H]) -> hidden [N, H]; absent parts belong to other stages.
+
+    With `head` None and `tied` True the output projection is the embedding table.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: Mapping[int, Block],
+        embed: Embedding | None,
+        positions: Embedding | None,
+        rotary: Rotary | None,
+        norm: Norm | None,
+        head: Linear | None,
+        tied: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.embed = embed
+        self.positions = positions
+        self.layers = nn.ModuleDict({str(number): block for number, block in layers.items()})
+        self.norm = norm
+        self.head = head
+        self.tied = tied
+        self.rotary = rotary
+        self.dropout = dropout
+
+    def use(self, parts: Parts) -> None:
+        """Hand `parts` to every module of the model."""
+        for module in self.modules():
+            if isinstance(module, Piece):
+                module.parts = parts
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, H]: the output projection, or the embedding table where they are tied."""
+        holder = self.embed if self.tied else self.head
+        if holder is None:
+            raise RuntimeError("this stage holds no head")
+        return holder.weight
+
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self.embed is not None:
+            x = self._embedded(x, layout)
+        phases = self.rotary.phases(layout, x.dtype) if self.rotary is not None else None
+        aux: tuple[Tensor, ...] = ()
+        for block in self.layers.values():
+            x, terms = block(x, phases, layout)
+            aux += terms
+        if self.norm is not None:
+            x = self.norm(self.parts.leave(x))
+        return x, aux
+
+    def _embedded(self, tokens: Tensor, layout: Layout) -> Tensor:
+        assert self.embed is not None
+        x = self.parts.lookup(tokens, self.embed.weight)
+        if self.positions is not None:
+            x = x + self.parts.position_lookup(layout.positions, self.positions.weight)
+        x = self.parts.enter(x)
+        return _residual_dropout(x, layout, 0, _EMBEDDING_SITE, self.dropout)
+
+    def loss(self, hidden: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
+        """Sum of token losses of the last stage's hidden [N, H] against labels [N]."""
+        return self.parts.head_loss(hidden, self.head_weight, labels, options)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, V]."""
+        return self.parts.logits(hidden, self.head_weight)

@@ -1,0 +1,1 @@
+"""What can be seen of a run: logs, metrics, timers, memory, its folder. It must not know models."""

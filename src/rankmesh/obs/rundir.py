@@ -1,0 +1,180 @@
+"""The folder of a run: who owns it, and the files that describe the run.
+
+Owns the lock, config.toml, ranks.json and status.json. It knows nothing of what the run computes.
+
+config.toml the resolved config, as text that is handed in ranks.json {"format_version",
+"launches": [{"attempt", "started_at", "world_size", "plan", "ranks"}]}; a rank is {"rank", "host",
+"device", "pid", "coordinate"} status.json {"format_version", "state", "step", "total_steps",
+"started_at", "updated_at", "host", "pid", "error"}; state is "running", "preempted", "failed" or
+"done"; step is the last finished one; error is one line or null metrics.jsonl one object a step
+(metrics.py) log/ rank-00000.log and so on (log.py) lock held, by the kernel, for as long as the
+run lives
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TextIO
+
+from rankmesh.errors import UserError
+from rankmesh.obs.jsonfile import read_json, write_json, write_text
+from rankmesh.obs.secrets import mask_text
+
+State = Literal["running", "preempted", "failed", "done"]
+
+# What only a run writes: a folder with one of these has been used.
+_TRACES = ("config.toml", "ranks.json", "status.json", "metrics.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """One rank of a launch. device: an identity that two processes cannot share unknowingly."""
+
+    rank: int
+    host: str
+    device: str
+    pid: int
+    coordinate: Mapping[str, int]
+
+
+def config_path(run_dir: Path) -> Path:
+    """The resolved config of a run."""
+    return run_dir / "config.toml"
+
+
+def metrics_path(run_dir: Path) -> Path:
+    """The metrics of a run, one step a line."""
+    return run_dir / "metrics.jsonl"
+
+
+def log_folder(run_dir: Path) -> Path:
+    """Where each rank of a run has its log file."""
+    return run_dir / "log"
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class RunDir:
+    """A folder that belongs to this process until `close`. Made by one rank; the others only read
+    paths.
+
+    total_steps: for status.json. Raises UserError where another run holds the folder, where it has
+    been used by a run before, or where it cannot be made.
+    """
+
+    def __init__(self, path: Path, total_steps: int) -> None:
+        self.path = path
+        self._total_steps = total_steps
+        self._started_at = now()
+        self._lock = _locked(path)
+        try:
+            _refuse_used(path)
+            log_folder(path).mkdir(exist_ok=True)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def write_config(self, text: str) -> None:
+        """Write config.toml."""
+        write_text(config_path(self.path), text)
+
+    def add_launch(self, plan: Mapping[str, object], ranks: Sequence[RankRecord]) -> None:
+        """Add one launch to ranks.json: the plan as plain values, and every rank of the world."""
+        path = self.path / "ranks.json"
+        launches = read_json(path)["launches"] if path.exists() else []
+        launch = {
+            "attempt": len(launches) + 1,
+            "started_at": self._started_at,
+            "world_size": len(ranks),
+            "plan": plan,
+            "ranks": [vars(record) for record in ranks],
+        }
+        write_json(path, {"launches": [*launches, launch]})
+
+    def set_status(self, state: State, step: int, error: str | None = None) -> None:
+        """Write status.json; `step` is the last finished one, `error` the reason of a failure."""
+        fields = {
+            "state": state,
+            "step": step,
+            "total_steps": self._total_steps,
+            "started_at": self._started_at,
+            "updated_at": now(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "error": None if error is None else mask_text(" ".join(error.split())),
+        }
+        write_json(self.path / "status.json", fields)
+
+    def close(self) -> None:
+        """Give the folder up; closing twice is fine."""
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """status.json. Raises UserError."""
+    return read_json(run_dir / "status.json")
+
+
+def read_launches(run_dir: Path) -> list[dict[str, Any]]:
+    """The launches in ranks.json, oldest first. Raises UserError."""
+    launches: list[dict[str, Any]] = read_json(run_dir / "ranks.json")["launches"]
+    return launches
+
+
+def _locked(path: Path) -> TextIO:
+    """The open lock file. The kernel drops the lock with the process, so no stale one can
+    remain.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"log.run_dir {path}: cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = " ".join(lock.read().split()) or "another process"
+        lock.close()
+        raise UserError(
+            f"log.run_dir {path}: in use by {holder}; choose another folder or wait for its end"
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise UserError(f"log.run_dir {path}: cannot be locked: {error.strerror}") from error
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
+    lock.flush()
+    return lock
+
+
+def _refuse_used(path: Path) -> None:
+    if not any((path / name).exists() for name in _TRACES):
+        return
+    state = read_status(path)["state"] if (path / "status.json").exists() else "running"
+    # The lock was free, so a run that calls itself running has died.
+    was = {"running": "was interrupted"}.get(state, f"is {state}")
+    raise UserError(
+        f"log.run_dir {path}: holds a run that {was}; choose another folder or remove this one"
+    )

@@ -1,0 +1,1 @@
+"""Updates, gradient norm and clipping, learning-rate schedules. Knows flat segments, not models."""

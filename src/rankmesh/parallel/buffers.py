@@ -1,0 +1,252 @@
+"""Flat buffers: the parameters of a chunk in one piece of memory, their main gradients in another.
+
+Owns the layout (runs, buckets), the deposit of gradients and the start of each bucket's reduction as soon as its
+last gradient has arrived. It knows no layer and no optimizer; `p.grad` stays None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rankmesh.comm.mesh import Mesh
+from rankmesh.comm.seam import Group, Handle
+from rankmesh.topology.params import ParamSpec
+
+_ALIGN = 16  # elements: 64 bytes of fp32, a cache line and a vector register
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One logical parameter as held here: its place in the flat buffers and its local shape."""
+
+    spec: ParamSpec
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+
+@dataclass
+class Bucket:
+    """A stretch of the gradient buffer that one collective reduces."""
+
+    start: int
+    stop: int
+    pending: int = 0
+    handle: Handle | None = None
+
+
+@dataclass
+class Slot:
+    """The home of the gradients of one run: one parameter, or several that one product serves.
+
+    weight, grad: views of the flat buffers, matrices [rows, in] or vectors. uses: deposits in a microbatch.
+    """
+
+    names: tuple[str, ...]
+    weight: Tensor
+    grad: Tensor
+    uses: int
+    bucket: Bucket
+    buffers: Buffers
+    fresh: bool = True
+    pending: int = 0
+
+    def add_product(self, grad_out: Tensor, x: Tensor) -> None:
+        """grad += grad_out^T x; the first deposit of a step writes instead, so no zeroing is needed."""
+        if self.grad.dtype != x.dtype:
+            self._put(grad_out.t() @ x)
+        elif self.fresh:
+            torch.mm(grad_out.t(), x, out=self.grad)
+        else:
+            self.grad.addmm_(grad_out.t(), x)
+        self._deposited()
+
+    def add(self, grad: Tensor) -> None:
+        """grad += a tensor of its own shape."""
+        self._put(grad)
+        self._deposited()
+
+    def add_rows(self, index: Tensor, rows: Tensor) -> None:
+        """grad[index] += rows, repeated indices summed."""
+        if self.fresh:
+            self.grad.zero_()
+        self.grad.index_add_(0, index, rows.to(self.grad.dtype))
+        self._deposited()
+
+    def _put(self, grad: Tensor) -> None:
+        if self.fresh:
+            self.grad.copy_(grad)
+        else:
+            self.grad.add_(grad)
+
+    def _deposited(self) -> None:
+        self.fresh = False
+        self.pending -= 1
+        if self.pending == 0:
+            self.bucket.pending -= 1
+            if self.bucket.pending == 0:
+                self.buffers.reduce(self.bucket)
+
+
+@dataclass
+class Buffers:
+    """Parameters and main gradients of one chunk. Made by `lay_out`."""
+
+    mesh: Mesh
+    params: Tensor
+    grads: Tensor
+    entries: dict[str, Entry]
+    group: Group
+    buckets: list[Bucket] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+
+    def param(self, name: str) -> Tensor:
+        """The local slice of a parameter, a view."""
+        return self._view(self.params, name)
+
+    def grad(self, name: str) -> Tensor:
+        """The local slice of its main gradient, a view."""
+        return self._view(self.grads, name)
+
+    def _view(self, flat: Tensor, name: str) -> Tensor:
+        entry = self.entries[name]
+        return flat[entry.start : entry.stop].view(entry.shape)
+
+    def begin_step(self) -> None:
+        """Forget the gradients of the last step. Nothing is reduced until `arm`."""
+        for slot in self.slots:
+            slot.fresh, slot.pending = True, 0
+
+    def arm(self) -> None:
+        """The next backward is this chunk's last of the step: reduce each bucket when it is complete."""
+        for bucket in self.buckets:
+            bucket.pending = 0
+        for slot in self.slots:
+            slot.pending = slot.uses
+            slot.bucket.pending += 1
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Start the bucket's sum over the replicas; issues one all-reduce."""
+        bucket.handle = self.mesh.seam.all_reduce(self.grads[bucket.start : bucket.stop], self.group, "gradients")
+
+    def settle(self) -> None:
+        """A parameter that got no gradient in this step has the gradient zero."""
+        for slot in self.slots:
+            if slot.fresh:
+                slot.grad.zero_()
+                slot.fresh = False
+
+    def finish(self) -> None:
+        """Every gradient complete: late buckets, then waits, then the sums of `grad_sum`.
+
+        Parameters without a gradient count as zero, so every rank issues the same collectives.
+        """
+        self.settle()
+        for bucket in self.buckets:
+            if bucket.handle is None:
+                self.reduce(bucket)
+        for bucket in self.buckets:
+            assert bucket.handle is not None
+            bucket.handle.wait()
+            bucket.handle = None
+        for axis, names in self._partial():
+            self._sum(axis, names)
+
+    def _partial(self) -> Iterator[tuple[str, list[str]]]:
+        axes = sorted({axis for entry in self.entries.values() for axis in entry.spec.grad_sum})
+        for axis in axes:
+            yield axis, [name for name, entry in self.entries.items() if axis in entry.spec.grad_sum]
+
+    def _sum(self, axis: str, names: list[str]) -> None:
+        """One all-reduce for all gradients that are partial over `axis`."""
+        group = self.mesh.group(axis)
+        if group.size == 1:
+            return
+        flat = torch.cat([self.grad(name).flatten() for name in names])
+        self.mesh.seam.all_reduce(flat, group, "gradients").wait()
+        start = 0
+        for name in names:
+            grad = self.grad(name)
+            grad.copy_(flat[start : start + grad.numel()].view_as(grad))
+            start += grad.numel()
+
+
+def lay_out(
+    specs: Sequence[ParamSpec],
+    fused: Sequence[tuple[str, ...]],
+    uses: dict[str, int],
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype,
+    bucket_bytes: int,
+) -> Buffers:
+    """Allocate the buffers of the parameters `specs` (in order of use) on the mesh's device.
+
+    Runs lie in reverse order of use, as backward completes them; a run is one parameter or a `fused` tuple,
+    whose members lie side by side. Main gradients are in max(fp32, dtype).
+    """
+    by_name = {spec.name: spec for spec in specs}
+    runs = _runs([spec.name for spec in specs], fused)
+    axis_ranks = mesh.axis_ranks()
+    entries: dict[str, Entry] = {}
+    spans, end = [], 0
+    for names in reversed(runs):
+        start = end = -(-end // _ALIGN) * _ALIGN
+        for name in names:
+            entries[name] = Entry(by_name[name], end, by_name[name].local_shape(axis_ranks))
+            end = entries[name].stop
+        spans.append((names, start, end))
+    wide = torch.promote_types(dtype, torch.float32)
+    buffers = Buffers(
+        mesh=mesh,
+        params=torch.zeros(end, dtype=dtype, device=mesh.device),
+        grads=torch.zeros(end, dtype=wide, device=mesh.device),
+        entries=entries,
+        group=mesh.group("dp_cp"),
+    )
+    for names, start, stop in spans:
+        bucket = _bucket(buffers, start, stop, bucket_bytes // wide.itemsize)
+        buffers.slots.append(_slot(buffers, names, start, stop, bucket, uses))
+    return buffers
+
+
+def _runs(names: list[str], fused: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    home = {name: members for members in fused for name in members}
+    runs: list[tuple[str, ...]] = []
+    for name in names:
+        members = home.get(name, (name,))
+        if members[0] == name:
+            runs.append(members)
+    return runs
+
+
+def _bucket(buffers: Buffers, start: int, stop: int, capacity: int) -> Bucket:
+    """The bucket that takes the run: the open one while it has room, else a new one."""
+    last = buffers.buckets[-1] if buffers.buckets else None
+    if last is None or stop - last.start > capacity:
+        last = Bucket(start, stop)
+        buffers.buckets.append(last)
+    last.stop = stop
+    return last
+
+
+def _slot(
+    buffers: Buffers, names: tuple[str, ...], start: int, stop: int, bucket: Bucket, uses: dict[str, int]
+) -> Slot:
+    shape = (-1, *buffers.entries[names[0]].shape[1:])
+    return Slot(
+        names=names,
+        weight=buffers.params[start:stop].view(shape),
+        grad=buffers.grads[start:stop].view(shape),
+        uses=uses.get(names[0], 1),
+        bucket=bucket,
+        buffers=buffers,
+    )

@@ -1,0 +1,121 @@
+"""Linear layers under tensor parallelism: one autograd Function for column and row products.
+
+Owns the products, their collectives and the hand-over of weight gradients to the buffers. In backward the input
+gradient comes first, its all-reduce starts, and the weight gradient is multiplied while it runs
+(Shoeybi et al. 2019, arXiv:1909.08053, section 3, f and g).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankmesh import nn
+from rankmesh.comm.seam import Group, Seam
+from rankmesh.parallel.buffers import Slot
+
+
+@dataclass(frozen=True)
+class Product:
+    """What one product needs beside its input: run-time matrix, bias, and the groups of its two sums.
+
+    sizes: widths of the outputs. reduce_grad: group over which the input gradient is partial (column).
+    reduce_out: group over which the output is partial (row); the bias is added after that sum, once.
+    """
+
+    weight: Slot
+    bias: Slot | None
+    sizes: tuple[int, ...]
+    seam: Seam
+    reduce_grad: Group | None = None
+    reduce_out: Group | None = None
+
+
+class _Linear(torch.autograd.Function):
+    """x [N, in] -> outputs [N, size_i]. `anchor` is a parameter: it makes the output require a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, product: Product) -> tuple[Tensor, ...]:
+        ctx.product = product
+        ctx.save_for_backward(x)
+        bias = product.bias.weight if product.bias is not None else None
+        if product.reduce_out is None:
+            y = F.linear(x, product.weight.weight, bias)
+        else:
+            y = F.linear(x, product.weight.weight)
+            product.seam.all_reduce(y, product.reduce_out, "forward").wait()
+            if bias is not None:
+                y += bias
+        return y.split(product.sizes, dim=-1) if len(product.sizes) > 1 else (y,)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
+        product: Product = ctx.product
+        (x,) = ctx.saved_tensors
+        grad = torch.cat(grads, dim=-1) if len(grads) > 1 else grads[0]
+        grad_x, handle = None, None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ product.weight.weight
+            if product.reduce_grad is not None:
+                handle = product.seam.all_reduce(grad_x, product.reduce_grad, "backward")
+        if ctx.needs_input_grad[1]:
+            product.weight.add_product(grad, x)
+            if product.bias is not None:
+                product.bias.add(grad.sum(dim=0, dtype=product.bias.grad.dtype))
+        if handle is not None:
+            handle.wait()
+        return grad_x, None, None
+
+
+@dataclass(frozen=True)
+class ColumnProducts:
+    """The `column` part: outputs split over tp, input gradient summed over tp; 1 all-reduce backward."""
+
+    products: Mapping[Tensor, Product]
+
+    def __call__(self, x: Tensor, linears: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
+        anchor = linears[0].weight
+        outputs: tuple[Tensor, ...] = _Linear.apply(x, anchor, self.products[anchor])
+        return outputs
+
+
+@dataclass(frozen=True)
+class RowProducts:
+    """The `row` part: input split over tp, output summed over tp; 1 all-reduce forward."""
+
+    products: Mapping[Tensor, Product]
+
+    def __call__(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        (y,) = _Linear.apply(x, linear.weight, self.products[linear.weight])
+        result: Tensor = y
+        return result
+
+
+class _Deposit(torch.autograd.Function):
+    """A vector parameter entering the graph: its gradient goes to the buffers."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, slot: Slot) -> Tensor:
+        ctx.slot = slot
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        ctx.slot.add(grads[0])
+        return None, None
+
+
+@dataclass(frozen=True)
+class Deposits:
+    """The `parameter` part: norm weights and biases."""
+
+    slots: Mapping[Tensor, Slot]
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        result: Tensor = _Deposit.apply(parameter, self.slots[parameter])
+        return result

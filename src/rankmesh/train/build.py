@@ -1,0 +1,92 @@
+"""From a config to what a run is made of, before any process group: model, plan, data, weights.
+
+Owns every check that needs no peer, so that wrong input is refused before anything starts. It opens files and
+reads no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from rankmesh.checkpoint.source import WeightSource, check_same_model, open_weights
+from rankmesh.config.resolve import check_fits, model_spec, parallel_plan
+from rankmesh.config.schema import RunConfig, prefixes
+from rankmesh.data.indexed import TokenFile
+from rankmesh.data.samples import Samples, check_vocab
+from rankmesh.errors import ConfigError
+from rankmesh.parallel.apply import Source
+from rankmesh.specs.model import ModelSpec
+from rankmesh.specs.placement import param_table
+from rankmesh.topology.params import ParamSpec, Slices
+from rankmesh.topology.plan import ParallelPlan
+from rankmesh.topology.release import check_release
+from rankmesh.train.run import fresh_values
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked config. `weights` is None for a model that starts from derived values."""
+
+    config: RunConfig
+    spec: ModelSpec
+    plan: ParallelPlan
+    train: Samples
+    valid: Samples | None
+    test: Samples | None
+    weights: WeightSource | None
+
+    @property
+    def source(self) -> Source:
+        """Where parameters get their first values."""
+        weights = self.weights
+        if weights is None:
+            return fresh_values(self.config.train.seed)
+
+        def loaded(spec: ParamSpec, slices: Slices) -> Tensor:
+            return weights.slice(spec.name, slices)
+
+        return loaded
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The tokenizer to save beside the weights: the config's, or the one that made the token files."""
+        if self.config.data.tokenizer is not None:
+            return self.config.data.tokenizer
+        meta = self.train.files[0].meta
+        return meta.tokenizer if meta is not None else None
+
+
+def prepare_job(config: RunConfig, world_size: int) -> Job:
+    """Check `config` for a world of `world_size` ranks. Raises UserError, in one line, where it cannot run."""
+    weights = open_weights(Path(config.model.init_from)) if config.model.init_from else None
+    spec = model_spec(config.model, weights.spec if weights is not None else None)
+    if weights is not None:
+        check_same_model(weights, spec)
+    check_fits(config, spec)
+    plan = parallel_plan(config.parallel, world_size)
+    check_release(plan)
+    param_table(spec, plan)
+    train = _samples(config, "train", spec)
+    if train is None:
+        raise ConfigError("data.train is empty: name the prefix of a token file (see `rankmesh prepare --help`)")
+    return Job(
+        config=config,
+        spec=spec,
+        plan=plan,
+        train=train,
+        valid=_samples(config, "valid", spec),
+        test=_samples(config, "test", spec),
+        weights=weights,
+    )
+
+
+def _samples(config: RunConfig, split: str, spec: ModelSpec) -> Samples | None:
+    named = prefixes(getattr(config.data, split))
+    if not named:
+        return None
+    files = [TokenFile(Path(prefix)) for prefix in named]
+    check_vocab(files, spec.vocab_size)
+    return Samples(files, config.data.seq_len, spec.vocab_size)

@@ -1,0 +1,59 @@
+"""Saving a run's weights: which rank writes which slices, and where.
+
+Owns the choice of writers; the format is the checkpoint folder's business.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+from rankmesh.checkpoint.weights import LocalSlice, write_weights
+from rankmesh.comm.exchange import Store, barrier, span
+from rankmesh.errors import MeshError
+from rankmesh.train.run import Run
+
+# Writing is waited for outside any collective, so that a slow disk meets no collective's time-out.
+_PATIENCE_S = 24 * 3600.0
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """Where the weights after `step` lie."""
+    return run_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def store_barrier(store: Store, run: Run) -> Callable[[], None]:
+    """A barrier of all ranks through the rendezvous store; a rank's failure ends it by the lifeline."""
+    numbers = itertools.count()
+
+    def wait() -> None:
+        absent = barrier(
+            store,
+            f"save/{next(numbers)}",
+            rank=run.mesh.rank,
+            world_size=run.mesh.plan.world_size,
+            limit_s=_PATIENCE_S,
+        )
+        if absent:
+            raise MeshError(f"saving: {span(absent)} did not come within {_PATIENCE_S:g} s")
+
+    return wait
+
+
+def save_weights(run: Run, folder: Path, step: int, wait: Callable[[], None], tokenizer: str | None) -> None:
+    """Write the weights after `step`; every rank calls it.
+
+    Each logical element is written once, by the first of the tp ranks that hold it in the first replica;
+    nothing is gathered.
+    """
+    axis_ranks = run.mesh.axis_ranks()
+    buffers = run.chunk.buffers
+    mine = [
+        LocalSlice(name, entry.spec.shape, entry.spec.slices(axis_ranks), buffers.param(name))
+        for name, entry in buffers.entries.items()
+        if buffers.group.index == 0 and entry.spec.is_first_holder(axis_ranks)
+    ]
+    write_weights(
+        folder, mine, spec=run.spec, step=step, rank=run.mesh.rank, barrier=wait, tokenizer=tokenizer
+    )

@@ -1,0 +1,115 @@
+"""One optimizer step: microbatches, reduction, norm, update.
+
+Owns the order of a step and its numbers: the loss is the sum of token losses of the global batch divided by its
+number of valid targets. It has no branch on a degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankmesh.comm.mesh import Mesh
+from rankmesh.data.loader import Microbatch
+from rankmesh.errors import StepError
+from rankmesh.nn import IGNORED, DropoutKey, Layout
+from rankmesh.optim.norm import agree, clip_factor
+from rankmesh.parallel.execute import StageInput, execute
+from rankmesh.train.run import Run
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Numbers of one step, equal on all ranks. `tokens` counts positions of real samples, `valid` targets."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    valid: int
+    stop: bool = False
+
+
+def stage_input(batch: Microbatch, mesh: Mesh, *, dropout: tuple[int, int] | None) -> StageInput:
+    """A microbatch on the device; `dropout` is (seed, step), or None where no mask is drawn."""
+    rows, length = batch.tokens.shape
+    samples = batch.samples.to(mesh.device)
+    key = None if dropout is None else DropoutKey(*dropout, samples)
+    layout = Layout.plain(rows, length, device=mesh.device, dropout=key)
+    return StageInput(
+        tokens=batch.tokens.to(mesh.device).flatten(),
+        labels=batch.labels.to(mesh.device).flatten(),
+        layout=layout,
+    )
+
+
+def count(batches: Sequence[Microbatch], mesh: Mesh) -> tuple[int, int]:
+    """(valid targets, tokens of real samples) of the global batch; one all-reduce over the replicas."""
+    valid = sum(int((batch.labels != IGNORED).sum()) for batch in batches)
+    tokens = sum(int((batch.samples >= 0).sum()) * batch.tokens.shape[1] for batch in batches)
+    both = torch.tensor([valid, tokens], dtype=torch.int64, device=mesh.device)
+    mesh.seam.all_reduce(both, mesh.group("dp_cp"), "count").wait()
+    agreed: list[int] = both.tolist()
+    return agreed[0], agreed[1]
+
+
+def train_step(run: Run, number: int, batches: Sequence[Microbatch], *, stop: bool = False) -> StepResult:
+    """Step `number` (from 1) on this replica's microbatches.
+
+    Collectives: the count, those of the model, one for each gradient bucket, those of `grad_sum`, one for the
+    norm. Raises StepError on every rank when loss or gradient is not finite; the weights are then untouched.
+    """
+    lr = run.lr.at(number)
+    valid, tokens = count(batches, run.mesh)
+    if valid == 0:
+        return StepResult(number, 0.0, 0.0, lr, tokens, 0, stop)
+    dropout = (run.config.train.seed, number)
+    inputs = [stage_input(batch, run.mesh, dropout=dropout) for batch in batches]
+    buffers = run.chunk.buffers
+    buffers.begin_step()
+    loss_sum = execute(run.actions, run.chunk, inputs, run.loss)
+    buffers.finish()
+    verdict = agree(run.owned, _spoken(run, loss_sum), run.mesh, stop=stop)
+    if not verdict.finite:
+        raise StepError(f"step {number}: {_diagnosis(run, inputs)}; the weights keep their last values")
+    norm = verdict.norm / valid
+    buffers.grads.mul_(clip_factor(norm, run.config.optimizer.clip_grad) / valid)
+    run.optimizer.step(lr)
+    return StepResult(number, verdict.loss_sum / valid, norm, lr, tokens, valid, verdict.stop)
+
+
+def _spoken(run: Run, loss_sum: Tensor) -> Tensor:
+    """The loss of a replica counts once, though each of its tp ranks holds it."""
+    return loss_sum if run.speaks else torch.zeros_like(loss_sum)
+
+
+def _diagnosis(run: Run, inputs: Sequence[StageInput]) -> str:
+    """Replay the step without reductions and name the first rank and quantity that is not finite.
+
+    After the reduction every replica holds the same NaN, so only the replay can tell where it began. The step
+    is deterministic, hence costs nothing as long as all goes well. Issues one all-reduce over the world.
+    """
+    buffers = run.chunk.buffers
+    buffers.begin_step()
+    loss_sum = execute(run.actions, run.chunk, inputs, run.loss, reduce=False)
+    buffers.settle()
+    names = list(buffers.entries)
+    bad = [i for i, name in enumerate(names) if not bool(torch.isfinite(buffers.grad(name)).all())]
+    none = run.mesh.plan.world_size * (len(names) + 1)
+    first = none
+    if not bool(torch.isfinite(loss_sum).all()):
+        first = run.mesh.rank * (len(names) + 1)
+    elif bad:
+        first = run.mesh.rank * (len(names) + 1) + 1 + bad[0]
+    agreed = torch.tensor([first], dtype=torch.int64, device=run.mesh.device)
+    run.mesh.seam.all_reduce(agreed, run.mesh.group("world"), "diagnosis", op="min").wait()
+    value = int(agreed.item())
+    if value == none:
+        return "loss or gradient is not finite, but a replay of the step is: a transient fault"
+    rank, what = divmod(value, len(names) + 1)
+    subject = "the loss" if what == 0 else f"the gradient of {names[what - 1]}"
+    return f"{subject} is not finite, first on rank {rank}"

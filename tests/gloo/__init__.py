@@ -1,0 +1,1 @@
+"""Tests on 2 to 8 CPU processes."""

@@ -1,0 +1,1 @@
+"""Seeded faults that the suite must notice."""

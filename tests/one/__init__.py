@@ -1,0 +1,1 @@
+"""Tests of one process, or of commands started as a user would."""

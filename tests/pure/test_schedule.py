@@ -1,0 +1,107 @@
+"""Owns 1F1B and the checker: right schedules pass, each kind of fault is named.
+
+Imports no torch.
+"""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankmesh.errors import PlanError
+from rankmesh.schedule import Action, Kind, check_schedule, one_f_one_b
+
+
+def parse(text):
+    """A schedule from words such as "F0.1 B0.1", one line a pipeline rank."""
+    return tuple(
+        tuple(
+            Action(
+                Kind(word.rstrip("0123456789.")), *map(int, word.lstrip("FBIWSENDRCV_").split("."))
+            )
+            for word in line.split()
+        )
+        for line in text.strip().splitlines()
+    )
+
+
+def test_one_stage_is_gradient_accumulation():
+    assert one_f_one_b(1, 3) == parse("F0.0 B0.0 F0.1 B0.1 F0.2 B0.2")
+
+
+def test_three_stages():
+    assert one_f_one_b(3, 4) == parse(
+        """
+        F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 B0.2 B0.3
+        F1.0 F1.1 B1.0 F1.2 B1.1 F1.3 B1.2 B1.3
+        F2.0 B2.0 F2.1 B2.1 F2.2 B2.2 F2.3 B2.3
+        """
+    )
+
+
+def test_an_action_is_a_plain_value():
+    action = Action(Kind.F, 1, 2)
+    assert str(action) == "F1.2" and action == Action(Kind("F"), 1, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        action.stage = 0
+
+
+@given(st.integers(1, 16), st.integers(1, 64))
+def test_one_f_one_b_is_complete_and_holds_few_activations(stages, microbatches):
+    schedule = one_f_one_b(stages, microbatches)
+    check_schedule(schedule, stages, microbatches)
+    for rank, actions in enumerate(schedule):
+        live = peak = 0
+        for action in actions:
+            live += 1 if action.kind is Kind.F else -1
+            peak = max(peak, live)
+        assert peak == min(stages - rank, microbatches) and live == 0
+
+
+@given(st.integers(2, 5), st.integers(1, 6), st.data())
+def test_a_lost_or_doubled_action_is_found(stages, microbatches, data):
+    schedule = [list(actions) for actions in one_f_one_b(stages, microbatches)]
+    rank = data.draw(st.integers(0, stages - 1))
+    place = data.draw(st.integers(0, 2 * microbatches - 1))
+    action = schedule[rank][place]
+    if data.draw(st.booleans()):
+        del schedule[rank][place]
+    else:
+        schedule[rank].append(action)
+    with pytest.raises(PlanError, match=f"stage {action.stage}, microbatch {action.microbatch}:"):
+        check_schedule(tuple(map(tuple, schedule)), stages, microbatches)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "line"),
+    [
+        ("B0.0 F0.0", 1, "waits for itself: rank 0 at B0.0"),
+        ("F0.0 W0.0 I0.0", 1, "waits for itself: rank 0 at W0.0"),
+        ("F0.0 F0.1 B0.1 B0.0\nF1.0 B1.0 F1.1 B1.1", 2, None),
+        ("F0.0 B0.0 F0.1 B0.1\nF1.0 F1.1 B1.1 B1.0", 2, "rank 0 at B0.0, rank 1 at F1.1"),
+        ("F0.0 B0.0 F1.0 B1.0", 2, "rank 0 at B0.0"),
+        ("F0.0 F1.0 B1.0 I0.0 W0.0", 2, None),
+        ("F0.0 F1.0 I1.0 W1.0 B0.0", 2, None),
+        ("F0.0 I0.0", 1, "found F 1, B 0, I 1, W 0"),
+        ("F0.0 B0.0 I0.0 W0.0", 1, "found F 1, B 1, I 1, W 1"),
+        ("F0.0 F1.0 B1.0\nB0.0", 2, "stage 0 stands on several pipeline ranks: [0, 1]"),
+        ("F0.0 B0.0 F1.0 B1.0", 1, "F1.0 is outside 1 stages and 1 microbatches"),
+        ("F0.0 SEND_F0.0 RECV_B0.0 B0.0\nRECV_F1.0 F1.0 B1.0 SEND_B1.0", 2, None),
+    ],
+)
+def test_faults_are_named(text, stages, line):
+    schedule = parse(text)
+    microbatches = 1 + max(action.microbatch for actions in schedule for action in actions)
+    if line is None:
+        check_schedule(schedule, stages, microbatches)
+        return
+    with pytest.raises(PlanError) as caught:
+        check_schedule(schedule, stages, microbatches)
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numbers_below_one_are_refused():
+    for stages, microbatches in ((0, 1), (1, 0)):
+        with pytest.raises(PlanError, match=f"{stages} stages and {microbatches} microbatches"):
+            one_f_one_b(stages, microbatches)
