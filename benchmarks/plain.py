@@ -38,7 +38,8 @@ class Layer(nn.Module):
         batch, length, _ = x.shape
         h = self.norm1(x)
         q, k, v = (
-            y.view(batch, length, -1, self.head_dim).transpose(1, 2) for y in (self.q(h), self.k(h), self.v(h))
+            y.view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for y in (self.q(h), self.k(h), self.v(h))
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         groups = q.shape[1] // k.shape[1]
@@ -51,7 +52,9 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, *, dim: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> None:
+    def __init__(
+        self, *, dim: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
+    ) -> None:
         super().__init__()
         self.head_dim = dim // heads
         self.embed = nn.Embedding(vocab, dim)

@@ -103,7 +103,9 @@ def config(
 def batches(
     *, steps: int, global_batch: int, seq_len: int, vocab: int, mask: str = "some", seed: int = 3
 ) -> list[WholeBatch]:
-    """Global batches. `mask`: "none", "some" labels ignored, or "rows": the first 3 rows have no valid label."""
+    """Global batches. `mask`: "none", "some" labels ignored, or "rows": the first 3 rows have no
+    valid label.
+    """
     generator = torch.Generator().manual_seed(seed)
     made = []
     for step in range(steps):
@@ -121,7 +123,9 @@ def batches(
 
 
 def microbatches(batch: WholeBatch, plan: BatchPlan, replica: int) -> list[Microbatch]:
-    """This replica's rows of a global batch, cut by the rule that BatchPlan documents, padded where rows lack."""
+    """This replica's rows of a global batch, cut by the rule that BatchPlan documents, padded where
+    rows lack.
+    """
     total, length = batch.tokens.shape
     made = []
     for j in range(-(-total // (plan.dp * plan.microbatch))):

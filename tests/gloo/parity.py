@@ -1,7 +1,8 @@
 """The proof that a mesh computes what one process computes; runs inside worker processes.
 
-Each rank trains its part of the mesh and, apart from it, the whole model with the oracle, and compares its own
-slices: losses, norms, every gradient of the first step and every weight after the last.
+Each rank trains its part of the mesh and, apart from it, the whole model with the oracle, and
+compares its own slices: losses, norms, every gradient of the first step and every weight after the
+last.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from rankmesh.train.run import DTYPES, Run, assemble, fresh_values
 from rankmesh.train.step import train_step
 from tests import tiny
 
-# Softmax does not change when all keys move by a constant, so without rotary phases the key bias has no effect.
+# Softmax does not change when all keys move by a constant, so without rotary phases the key bias
+# has no effect.
 ZERO_IN_EXACT_ARITHMETIC = ("attn.k.bias",)
 
 
@@ -49,10 +51,13 @@ def case(
     rtol: float = 1e-9,
     atol: float = 1e-12,
     skew: float = 1.0,
+    rates: list[float] | None = None,
 ) -> dict[str, float]:
-    """Raises AssertionError naming the first tensor that differs; returns the largest relative differences.
+    """Raises AssertionError naming the first tensor that differs; returns the largest relative
+    differences.
 
-    skew: factor on the oracle's learning rate; anything but 1 must fail.
+    skew: factor on the oracle's learning rate; anything but 1 must fail. rates: the learning rates
+    of the steps, worked out by hand, where the schedule is not constant.
     """
     spec = getattr(tiny, family)(**(model or {}))
     config = tiny.config(tp=tp, dp=dp, train=train, optimizer=optimizer)
@@ -66,28 +71,34 @@ def case(
         vocab=spec.vocab_size,
         mask=mask,
     )
-    expected, start = oracle_trace(run, batches, skew)
+    rates = rates or [config.optimizer.lr] * len(batches)
+    expected, start = oracle_trace(run, batches, [rate * skew for rate in rates])
     check = Comparison(run, rtol, atol)
     check.starts(start)
     for number, batch in enumerate(batches, start=1):
         result = train_step(run, number, tiny.microbatches(batch, run.batch, mesh.coordinate.dp))
         check.number(f"loss of step {number}", result.loss, expected.losses[number - 1])
         check.number(f"norm of step {number}", result.grad_norm, expected.norms[number - 1])
+        check.number(f"rate of step {number}", result.lr, rates[number - 1])
+        check.number(f"targets of step {number}", result.valid, int((batch.labels >= 0).sum()))
+        check.number(f"tokens of step {number}", result.tokens, batch.tokens.numel())
         if number == 1:
             check.gradients(expected)
     check.weights(expected, start)
     return check.largest
 
 
-def oracle_trace(run: Run, batches: list[Any], skew: float = 1.0) -> tuple[Trace, dict[str, Tensor]]:
-    """What the oracle gets from the same start, and that start."""
+def oracle_trace(
+    run: Run, batches: list[Any], rates: list[float]
+) -> tuple[Trace, dict[str, Tensor]]:
+    """What the oracle gets from the same start, and that start; `rates` has one entry a step."""
     config, optimizer = run.config, run.config.optimizer
     whole = models.build(run.spec, device="cpu", dtype=DTYPES[config.train.dtype])
     start = whole_values(param_table(run.spec, ParallelPlan()), config.train.seed)
     load_values(whole, start)
     recipe = Recipe(
         name=optimizer.name,
-        lrs=[optimizer.lr * skew] * len(batches),
+        lrs=rates,
         betas=optimizer.betas,
         eps=optimizer.eps,
         weight_decay=optimizer.weight_decay,
@@ -134,12 +145,20 @@ class Comparison:
             scale = 1.0 if zero else float(reference.abs().max())
             self._tensor("weight", name, self.run.chunk.buffers.param(name), reference, scale)
             moved = float((reference - start[name]).abs().max())
-            assert zero or moved > 100 * (self.rtol * scale + self.atol), f"{name} hardly moved: {moved}"
+            assert zero or moved > 100 * (self.rtol * scale + self.atol), (
+                f"{name} hardly moved: {moved}"
+            )
 
     def _tensor(self, what: str, name: str, ours: Tensor, theirs: Tensor, scale: float) -> None:
         theirs = self._slice(name, theirs)
-        assert ours.shape == theirs.shape, f"{what} {name}: shape {ours.shape} against {theirs.shape}"
-        difference = float((ours.to(torch.float64) - theirs.to(torch.float64)).abs().max()) if ours.numel() else 0.0
+        assert ours.shape == theirs.shape, (
+            f"{what} {name}: shape {ours.shape} against {theirs.shape}"
+        )
+        difference = (
+            float((ours.to(torch.float64) - theirs.to(torch.float64)).abs().max())
+            if ours.numel()
+            else 0.0
+        )
         assert difference <= self.rtol * scale + self.atol, (
             f"{what} of {name} on rank {self.run.mesh.rank}: differs by {difference} of {scale}"
         )

@@ -165,18 +165,14 @@ def crossed_handles(worker: Worker) -> list[str]:
     groups = worker.mesh(ParallelPlan(tp=2, dp=2)).groups
     tp, dp = groups["tp"], groups["dp"]
     wrong = {"tp": Group("tp", tp.ranks, tp.index, dp.handle)}
-    report = check_links(
-        store, wrong, rank=worker.rank, world_size=4, device=CPU, limits=QUICK
-    )
+    report = check_links(store, wrong, rank=worker.rank, world_size=4, device=CPU, limits=QUICK)
     return [str(finding) for finding in report.findings]
 
 
 def hosts(worker: Worker, plan: dict[str, Any], names: list[str]) -> list[list[Any]]:
     """A whole start with injected host names; the findings of rank 0."""
     options = Options(device="cpu", limits=QUICK, host=names[worker.rank])
-    started = start(
-        ParallelPlan(**plan), launch_of(worker), options=options, store=worker.store()
-    )
+    started = start(ParallelPlan(**plan), launch_of(worker), options=options, store=worker.store())
     return [[finding.text, finding.fatal] for finding in started.findings]
 
 

@@ -24,7 +24,9 @@ def check(pool: Pool, tp: int, dp: int, **kwargs: Any) -> None:
 @pytest.mark.parametrize(("tp", "dp"), LAYOUTS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_sgd(pool: Pool, family: str, tp: int, dp: int) -> None:
-    """SGD shows constant factors that Adam hides; tp 4 exceeds llama's 2 KV heads (field reports T01, T02, D13)."""
+    """SGD shows constant factors that Adam hides; tp 4 exceeds llama's 2 KV heads (field reports
+    T01, T02, D13).
+    """
     check(pool, tp, dp, family=family, optimizer=SGD)
 
 
@@ -43,21 +45,23 @@ def test_masked_labels(pool: Pool, mask: str) -> None:
 
 @pytest.mark.parametrize("microbatch", [1, 2, 4, 8])
 def test_the_microbatch_size_changes_nothing(pool: Pool, microbatch: int) -> None:
-    """Field reports D05, P10: the same batch of 8 with very uneven masks in microbatches of 1, 2, 4, 8."""
+    """Field reports D05, P10: the same batch of 8 with very uneven masks in microbatches of 1, 2,
+    4, 8.
+    """
     train = {"global_batch_size": 8, "microbatch_size": microbatch}
     check(pool, 1, 2, family="llama", optimizer=SGD, mask="rows", train=train)
 
 
-@pytest.mark.parametrize(
-    ("global_batch", "microbatch"), [(1, 1), (1, 2), (3, 1), (5, 2), (9, 4)]
-)
+@pytest.mark.parametrize(("global_batch", "microbatch"), [(1, 1), (1, 2), (3, 1), (5, 2), (9, 4)])
 def test_uneven_batches(pool: Pool, global_batch: int, microbatch: int) -> None:
     """Global batches that do not divide; replicas that hold only padding."""
     train = {"global_batch_size": global_batch, "microbatch_size": microbatch}
     check(pool, 1, 4, family="gpt2", optimizer=ADAMW, train=train)
 
 
-@pytest.mark.parametrize("loss", [{"z_loss": 0.01}, {"label_smoothing": 0.1}, {"z_loss": 0.01, "label_smoothing": 0.2}])
+@pytest.mark.parametrize(
+    "loss", [{"z_loss": 0.01}, {"label_smoothing": 0.1}, {"z_loss": 0.01, "label_smoothing": 0.2}]
+)
 def test_terms_of_the_loss(pool: Pool, loss: dict[str, float]) -> None:
     """z-loss and label smoothing have the exact gradient over a split vocabulary."""
     check(pool, 2, 2, family="llama", optimizer=SGD, train=loss)
@@ -75,7 +79,7 @@ def test_terms_of_the_loss(pool: Pool, loss: dict[str, float]) -> None:
     ],
 )
 def test_odd_shapes(pool: Pool, tp: int, model: dict[str, Any]) -> None:
-    """Heads, feed-forward and vocabulary that do not divide by tp; one KV head for all; tied llama."""
+    """Heads, feed-forward and vocabulary that do not divide by tp; one KV head; tied llama."""
     check(pool, tp, 1, family="llama", optimizer=ADAMW, model=model)
 
 
@@ -95,7 +99,7 @@ def test_fp32(pool: Pool, family: str, tp: int, dp: int) -> None:
 
 
 def test_odd_vocabulary_for_50_steps(pool: Pool) -> None:
-    """Field report T14: vocabulary 257 over tp 2, fp32, 50 steps: losses equal to 1e-4 throughout."""
+    """Field report T14: vocabulary 257 over tp 2, fp32, 50 steps: losses equal to 1e-4."""
     check(
         pool, 2, 1, family="llama", rtol=1e-4, atol=1e-5, model={"vocab_size": 257},
         train={"dtype": "fp32", "steps": 50}, optimizer=ADAMW | {"lr": 1e-3, "eps": 1e-4},

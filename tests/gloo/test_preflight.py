@@ -125,9 +125,7 @@ def test_b_names_a_rank_that_goes_in_the_middle(pool: Pool, step: str) -> None:
     assert found[0][0].startswith("preflight B: rank 2 (beta) stopped answering within")
 
 
-def left_over(
-    pool: Pool, step: str, kind: str, limits: dict[str, float]
-) -> list[tuple[str, bool]]:
+def left_over(pool: Pool, step: str, kind: str, limits: dict[str, float]) -> list[tuple[str, bool]]:
     """Findings of the ranks that are left when rank 2 goes: the same on all."""
     plan = {"tp": 2, "dp": 2}
     arguments = {"plan": plan, "rank": 2, "step": step, "kind": kind, "limits": limits}
@@ -185,7 +183,7 @@ def test_b_finds_a_handle_of_other_ranks(pool: Pool) -> None:
     ("names", "words"),
     [
         (list(block_hosts([2, 2])), []),
-        (list(cyclic_hosts([2, 2])), ["2 of 2 tp groups cross hosts", "dp, tp"]),
+        (list(cyclic_hosts([2, 2])), ["[rank 0 (host0), rank 1 (host1)]", "dp, cp, tp, pp"]),
         (["a", "b", "b", "a"], ["2 of 2 tp groups", "order of today's ranks: 0,3,1,2"]),
     ],
 )
@@ -202,7 +200,7 @@ def test_tp_across_uneven_hosts() -> None:
     plan = ParallelPlan(tp=4, dp=2)
     (finding,) = tp_across_hosts(plan, block_hosts([3, 5]))
     assert "1 of 2 tp groups cross hosts" in finding.text and not finding.fatal
-    assert "ranks 0-2 (host0), rank 3 (host1)" in finding.text
+    assert "[ranks 0-2 (host0), rank 3 (host1)]" in finding.text
     assert "1 will still cross" in finding.text
     assert tp_across_hosts(plan, block_hosts([4, 4])) == ()
 

@@ -1,4 +1,6 @@
-"""The complete ordered list of collectives of a step, from the count to the norm, recorded in one process."""
+"""The complete ordered list of collectives of a step, from the count to the norm, recorded in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def record(spec: ModelSpec, tp: int, dp: int, rank: int, **train: Any) -> tuple[
 
 
 def expected_model(spec: ModelSpec, tp: int) -> tuple[list[Any], list[Any]]:
-    """Forward and backward of one microbatch: 2 all-reduces a layer each way, embedding, loss, head."""
+    """Forward and backward of one microbatch: 2 all-reduces a layer each way, embedding, loss,
+    head.
+    """
     if tp == 1:
         return [], []
     hidden = ("all_reduce", "tp", N * spec.hidden_size * 8)
@@ -52,7 +56,8 @@ def test_a_step_issues_just_what_theory_allows(family: str, tp: int, dp: int) ->
         plain = [(e.op, e.axis, e.payload_bytes) for e in events]
         assert plain[: len(wanted)] == wanted
         rest = plain[len(wanted) :]
-        # In the last backward the buckets go out between the layers; apart from them the order is the same.
+        # In the last backward the buckets go out between the layers; apart from them the order is
+        # the same.
         buckets = [e for e in rest if e[1] == "dp_cp"]
         assert len(buckets) == (len(run.chunk.buffers.buckets) if dp > 1 else 0)
         tail = [("all_reduce", "world", 24)] if tp * dp > 1 else []
@@ -100,7 +105,7 @@ def test_one_process_issues_nothing() -> None:
 
 
 def test_an_empty_batch_stops_after_the_count() -> None:
-    """Field report L11 (c): no valid label in the whole batch: no step, no hang, loss and norm 0."""
+    """Field report L11 (c): no valid label in the whole batch: no step, no hang, loss 0."""
     spec, plan = tiny.llama(), ParallelPlan(tp=2, dp=2)
     mesh = fake_mesh(plan, 0)
     run = assemble(tiny.config(tp=2, dp=2), spec, mesh, fresh_values(0))

@@ -1,4 +1,6 @@
-"""Vocabulary-parallel cross entropy against dense autograd, ranks played one after another in one process."""
+"""Vocabulary-parallel cross entropy against dense autograd, ranks played one after another in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,20 @@ def split_loss(
     return [loss for loss, _ in results], [grad for _, grad in results]
 
 
-@pytest.mark.parametrize("options", [LossOptions(), LossOptions(z_loss=0.3), LossOptions(label_smoothing=0.2),
-                                     LossOptions(z_loss=0.1, label_smoothing=0.1)])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        LossOptions(),
+        LossOptions(z_loss=0.3),
+        LossOptions(label_smoothing=0.2),
+        LossOptions(z_loss=0.1, label_smoothing=0.1),
+    ],
+)
 @pytest.mark.parametrize("cuts", [[0, 7], [0, 4, 7], [0, 1, 3, 6, 7]])
 def test_equals_dense_autograd(cuts: list[int], options: LossOptions) -> None:
-    """Field report T12: z-loss and every other user of log Z get the exact gradient; uneven cuts, masked labels."""
+    """Field report T12: z-loss and every other user of log Z get the exact gradient; uneven cuts,
+    masked labels.
+    """
     generator = torch.Generator().manual_seed(len(cuts))
     logits = torch.randn(9, cuts[-1], dtype=torch.float64, generator=generator) * 3
     labels = torch.randint(0, cuts[-1], (9,), generator=generator)
@@ -61,14 +72,20 @@ def test_known_values() -> None:
 
 
 def test_whole_rows_are_refused() -> None:
-    """Field report T10: a replicated row handed to the split loss raises instead of costing log(tp) more."""
+    """Field report T10: a replicated row handed to the split loss raises instead of costing log(tp)
+    more.
+    """
     rows = Rows(0, 2, 4, Group("tp", (0, 1), 0), Seam(TorchTransport()))
-    with pytest.raises(ValueError, match=r"logits have 4 columns, this rank's share of 4 is \[0, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"logits have 4 columns, this rank's share of 4 is \[0, 2\)"
+    ):
         vocabulary_cross_entropy(torch.zeros(1, 4), torch.tensor([3]), rows, LossOptions())
 
 
 def test_one_hot_logits_cost_nothing() -> None:
-    """Field report X11: the label is the next token, shifted once; logits of 50 at the label cost under 1e-6."""
+    """Field report X11: the label is the next token, shifted once; logits of 50 at the label cost
+    under 1e-6.
+    """
     labels = torch.tensor([3, 1, 0])
     logits = 50.0 * torch.nn.functional.one_hot(labels, 5).double()
     losses, _ = split_loss(logits, labels, [0, 2, 5], LossOptions())
@@ -85,12 +102,16 @@ def test_huge_and_bf16_logits() -> None:
     assert losses[0].item() == pytest.approx(expected.item(), rel=1e-4)
     half = torch.randn(4, 64000, generator=generator).bfloat16()
     losses, _ = split_loss(half, labels, [0, 30000, 64000], LossOptions())
-    assert losses[0].item() == pytest.approx(plain_loss(half.float(), labels, LossOptions()).item(), rel=1e-5)
+    assert losses[0].item() == pytest.approx(
+        plain_loss(half.float(), labels, LossOptions()).item(), rel=1e-5
+    )
 
 
 def test_no_valid_label() -> None:
     """Field report L11: a microbatch without a target costs 0 and has gradient 0."""
     logits = torch.randn(3, 6, dtype=torch.float64)
-    losses, grads = split_loss(logits, torch.full((3,), IGNORED), [0, 3, 6], LossOptions(z_loss=0.1))
+    losses, grads = split_loss(
+        logits, torch.full((3,), IGNORED), [0, 3, 6], LossOptions(z_loss=0.1)
+    )
     assert losses[0].item() == 0.0 and not any(bool(grad.any()) for grad in grads)
     assert math.isfinite(losses[1].item())

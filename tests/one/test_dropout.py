@@ -13,7 +13,9 @@ def key(samples: list[int], seed: int = 1, step: int = 4) -> DropoutKey:
     return DropoutKey(seed, step, torch.tensor(samples))
 
 
-def mask(samples: list[int], layer: int = 0, site: int = 1, rate: float = 0.3, step: int = 4) -> torch.Tensor:
+def mask(
+    samples: list[int], layer: int = 0, site: int = 1, rate: float = 0.3, step: int = 4
+) -> torch.Tensor:
     index = torch.arange(500).expand(len(samples), 500)
     return keep_mask(key(samples, step=step), layer, site, index, rate)
 
@@ -41,12 +43,19 @@ def test_every_part_of_the_key_counts() -> None:
 
 def test_rates() -> None:
     for rate in (0.001, 0.1, 0.5, 0.9):
-        kept = keep_mask(key([0]), 0, 0, torch.arange(200_000).view(1, -1), rate).double().mean().item()
+        kept = (
+            keep_mask(key([0]), 0, 0, torch.arange(200_000).view(1, -1), rate)
+            .double()
+            .mean()
+            .item()
+        )
         assert abs(kept - (1 - rate)) < 0.004
 
 
 def test_backward_draws_the_same_mask() -> None:
-    """Ones in, ones upstream: output and gradient are both the scaled mask (field reports R03, R04)."""
+    """Ones in, ones upstream: output and gradient are both the scaled mask (field reports R03,
+    R04).
+    """
     x = torch.ones(2 * 7, 5, requires_grad=True)
     index = torch.arange(35).view(7, 5).repeat(2, 1)
     y = dropout(x, key([8, 9]), 0, 1, index, 0.4)

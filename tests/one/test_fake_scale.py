@@ -103,9 +103,7 @@ def test_expert_and_tied_groups_too(order: tuple[str, ...], calls: Calls) -> Non
         (ParallelPlan(tp=2, dp=4), 4 + 2),
     ],
 )
-def test_the_number_of_groups_is_as_designed(
-    plan: ParallelPlan, count: int, calls: Calls
-) -> None:
+def test_the_number_of_groups_is_as_designed(plan: ParallelPlan, count: int, calls: Calls) -> None:
     """Field report G03: each set of ranks once, none of one rank, the world not again."""
     with fake_world(0, plan.world_size):
         groups = make_groups(plan, 0, timeout=TIMEOUT)

@@ -23,7 +23,9 @@ def whole(shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 @given(st.data())
 def test_any_slice_is_the_slice_of_the_whole(data: st.DataObject) -> None:
-    """Field report R05, strong form: gathered weights of any split equal the unsplit ones, bit for bit."""
+    """Field report R05, strong form: gathered weights of any split equal the unsplit ones, bit for
+    bit.
+    """
     shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3)))
     cuts = []
     for size in shape:
@@ -43,9 +45,17 @@ def test_blocks_do_not_show() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_scale_does_not_depend_on_the_split(tp: int) -> None:
-    """Field report R07: the standard deviation of the gathered weight is the configured one within 1%."""
+    """Field report R07: the standard deviation of the gathered weight is the configured one within
+    1%.
+    """
     parts = [
-        initial_values(NORMAL, "w", (1024, 1024), (slice(1024 // tp * r, 1024 // tp * (r + 1)), slice(0, 1024)), 3)
+        initial_values(
+            NORMAL,
+            "w",
+            (1024, 1024),
+            (slice(1024 // tp * r, 1024 // tp * (r + 1)), slice(0, 1024)),
+            3,
+        )
         for r in range(tp)
     ]
     gathered = torch.cat(parts)
@@ -56,7 +66,9 @@ def test_scale_does_not_depend_on_the_split(tp: int) -> None:
 
 def test_numbers_are_normal() -> None:
     """Moments and the share beyond 1, 2 and 3 standard deviations of a million values."""
-    values = initial_values(Init("normal", 1.0), "w", (1_000_000,), (slice(0, 1_000_000),), 0).double()
+    values = initial_values(
+        Init("normal", 1.0), "w", (1_000_000,), (slice(0, 1_000_000),), 0
+    ).double()
     assert abs(values.mean()) < 0.005 and abs(values.var() - 1) < 0.01
     assert abs((values**3).mean()) < 0.02 and abs((values**4).mean() - 3) < 0.05
     for bound, share in ((1, 0.317311), (2, 0.045500), (3, 0.002700)):
@@ -67,7 +79,11 @@ def test_numbers_are_normal() -> None:
 def test_neighbours_names_and_seeds_are_unrelated() -> None:
     a, b, c = (
         initial_values(Init("normal", 1.0), name, (4096,), (slice(0, 4096),), seed)
-        for name, seed in (("layers.0.attn.q.weight", 0), ("layers.0.attn.k.weight", 0), ("layers.0.attn.q.weight", 1))
+        for name, seed in (
+            ("layers.0.attn.q.weight", 0),
+            ("layers.0.attn.k.weight", 0),
+            ("layers.0.attn.q.weight", 1),
+        )
     )
     bound = 5 / math.sqrt(4096)
     pairs = ((a, b), (a, c), (a[1:], a[:-1]))
@@ -77,7 +93,9 @@ def test_neighbours_names_and_seeds_are_unrelated() -> None:
 
 def test_constants() -> None:
     assert torch.equal(initial_values(Init("ones"), "n", (5,), (slice(1, 4),), 0), torch.ones(3))
-    assert torch.equal(initial_values(Init("zeros"), "n", (5, 2), (slice(1, 1), slice(0, 2)), 0), torch.zeros(0, 2))
+    assert torch.equal(
+        initial_values(Init("zeros"), "n", (5, 2), (slice(1, 1), slice(0, 2)), 0), torch.zeros(0, 2)
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -93,7 +111,9 @@ class Largest(TorchDispatchMode):
 
 
 def test_cost_is_that_of_the_slice() -> None:
-    """One of 256 shards of Llama 405B's down projection: nothing larger than the shard is ever made."""
+    """One of 256 shards of Llama 405B's down projection: nothing larger than the shard is ever
+    made.
+    """
     shape = (16384, 53248)
     cut = (slice(0, 16384), slice(53248 // 256 * 17, 53248 // 256 * 18))
     with Largest() as largest:

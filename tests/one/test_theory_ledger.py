@@ -32,7 +32,10 @@ CASES: list[tuple[str, int, int, int, float, dict[str, Any]]] = [
 def buckets_of(run: Run) -> tuple[Bucket, ...]:
     slots = run.chunk.buffers.slots
     return tuple(
-        Bucket(bucket.stop - bucket.start, tuple(n for s in slots if s.bucket is bucket for n in s.names))
+        Bucket(
+            bucket.stop - bucket.start,
+            tuple(n for s in slots if s.bucket is bucket for n in s.names),
+        )
         for bucket in run.chunk.buffers.buckets
     )
 
@@ -40,7 +43,13 @@ def buckets_of(run: Run) -> tuple[Bucket, ...]:
 @pytest.mark.parametrize("bucket_mb", [0.0001, 0.03, 0.2, 32])
 @pytest.mark.parametrize(("name", "tp", "dp", "microbatches", "smoothing", "changes"), CASES)
 def test_the_ledger_of_a_step_is_the_list_of_theory(
-    name: str, tp: int, dp: int, microbatches: int, smoothing: float, changes: dict[str, Any], bucket_mb: float
+    name: str,
+    tp: int,
+    dp: int,
+    microbatches: int,
+    smoothing: float,
+    changes: dict[str, Any],
+    bucket_mb: float,
 ) -> None:
     spec, plan = preset(name, **changes), ParallelPlan(tp=tp, dp=dp)
     config = load_config(

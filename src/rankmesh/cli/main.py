@@ -43,14 +43,18 @@ COMMANDS = {
     "train": _command("train", "train a model from a config file", body="rankmesh.cli.train_run"),
     "map": _command("map", "rank map and groups of any world, without processes"),
     "prepare": _command("prepare", "turn text or JSON lines into token files"),
-    "verify": _command("verify", "compare a config's mesh with a single process"),
+    "verify": _command(
+        "verify", "compare a config's mesh with a single process", body="rankmesh.cli.verify_run"
+    ),
     "doctor": _command(
         "doctor", "check machines, links and versions", body="rankmesh.cli.doctor_run"
     ),
     "generate": _command(
         "generate", "write text from trained weights", body="rankmesh.cli.generate_run"
     ),
-    "demo": _command("demo", "train a small model on this machine", hidden=True),
+    "demo": _command(
+        "demo", "train a small model on this machine", body="rankmesh.cli.demo_run", hidden=True
+    ),
 }
 
 

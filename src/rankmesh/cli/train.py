@@ -11,8 +11,9 @@ HELP = "train a model from a config file"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.epilog = (
-        "Alone it starts N local processes and prints the torchrun line that it stands for; under torchrun, "
-        "srun or mpirun it joins those that are there. The keys of a config are in docs/config.md."
+        "Alone it starts N local processes and prints the torchrun line that it stands for; under "
+        "torchrun, srun or mpirun it joins those that are there. The keys of a config are in "
+        "docs/config.md."
     )
     parser.add_argument("config", metavar="CONFIG.toml", type=Path, help="the run's config")
     parser.add_argument(
@@ -25,5 +26,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nproc",
         type=int,
         metavar="N",
-        help="local processes to start (default: the plan's world size on CPUs, else the visible GPUs)",
+        help="local processes to start (default: the plan's ranks on CPUs, else the visible GPUs)",
     )

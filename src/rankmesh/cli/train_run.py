@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _start(args: argparse.Namespace, config: RunConfig) -> int:
-    """Check all that can be checked without peers, then start the ranks; a single one runs right here."""
+    """Check all that can be checked without peers, then start the ranks; a single one runs right
+    here.
+    """
     nproc = args.nproc if args.nproc is not None else default_ranks(config)
     if nproc < 1:
         raise UserError(f"--nproc {nproc}: a whole number of at least 1 is needed")

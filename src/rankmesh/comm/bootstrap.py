@@ -260,9 +260,7 @@ def _make_world(launch: Launch, device: torch.device, store: Store, timeout_s: f
         raise MeshError(f"making the world group failed: {first}") from error
 
 
-def _make_mesh(
-    plan: ParallelPlan, launch: Launch, device: torch.device, options: Options
-) -> Mesh:
+def _make_mesh(plan: ParallelPlan, launch: Launch, device: torch.device, options: Options) -> Mesh:
     groups = make_groups(
         plan,
         launch.rank,

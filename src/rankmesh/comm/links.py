@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -33,8 +33,8 @@ class Limits:
     """Patience, in seconds, and what counts as slow.
 
     arrive_s: for all ranks to come to a check. answer_s: for one collective or message. A link is
-    slow whose latency is both `slow_ratio` times the median of its kind and above `slow_s`, or
-    above `late_s` whatever the others take; likewise for the time of a large message.
+    slow whose latency is both `slow_ratio` times the median and above `slow_s`, or above `late_s`
+    whatever the others take; likewise for the time of a large message.
     """
 
     arrive_s: float = 120.0
@@ -277,8 +277,11 @@ def _broken_groups(
     host: Callable[[int], str],
 ) -> list[Finding]:
     """Each group that failed once, with the rank that came to it too late where one did."""
+    first: dict[tuple[str, tuple[int, ...]], str] = {}
+    for name, members, text in errors:
+        first.setdefault((name, tuple(members)), text)
     found = []
-    for (name, ranks), text in {(name, tuple(ranks)): text for name, ranks, text in errors}.items():
+    for (name, ranks), text in first.items():
         times = {rank: entered[rank][name] for rank in ranks if name in entered[rank]}
         late = [rank for rank in times if times[rank] > min(times.values()) + limits.answer_s / 2]
         late += [rank for rank in ranks if rank not in times]
@@ -294,22 +297,16 @@ def _broken_links(links: Sequence[Link], host: Callable[[int], str]) -> list[Fin
 
 def _slow(links: Sequence[Link], limits: Limits, host: Callable[[int], str]) -> list[Finding]:
     """Warnings: ranks all of whose links are slow, then other slow links."""
-    kinds: dict[bool, list[Link]] = {}
-    for link in links:
-        kinds.setdefault(host(link.low) == host(link.high), []).append(link)
     slow: dict[tuple[int, int], str] = {}
-    for alike in kinds.values():
-        for what in ("latency_s", "message_s"):
-            usual = median(float(getattr(link, what)) for link in alike)
-            for link in alike:
-                took = float(getattr(link, what))
-                if took > limits.late_s or took > max(limits.slow_ratio * usual, limits.slow_s):
-                    text = f"{_PLAIN[what]} {took * 1e3:.3g} ms, the median is {usual * 1e3:.3g} ms"
-                    slow.setdefault((link.low, link.high), text)
+    for what, plain in (("latency_s", "latency"), ("message_s", "large message")):
+        times = [float(getattr(link, what)) for link in links]
+        # The lower median: of two links, one slow, the other is the usual.
+        usual = median_low(times) if times else 0.0
+        for link, took in zip(links, times, strict=True):
+            if took > limits.late_s or took > max(limits.slow_ratio * usual, limits.slow_s):
+                text = f"{plain} {took * 1e3:.3g} ms, the median is {usual * 1e3:.3g} ms"
+                slow.setdefault((link.low, link.high), text)
     return _name_slow(slow, {(link.low, link.high) for link in links}, host)
-
-
-_PLAIN = {"latency_s": "latency", "message_s": "large message"}
 
 
 def _name_slow(

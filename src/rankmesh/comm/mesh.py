@@ -1,7 +1,7 @@
 """Mesh: a parallel plan made live.
 
-Owns this rank's coordinate, its named process groups, the seam and the device. Made once and passed down; it
-makes no group itself and knows no layer.
+Owns this rank's coordinate, its named process groups, the seam and the device. Made once and passed
+down; it makes no group itself and knows no layer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,17 @@ class Mesh:
         return coordinate(self.plan, self.rank)
 
     def group(self, name: str) -> Group:
-        """This rank's group of that name; a group of one rank where the plan does not split that axis."""
-        return self.groups.get(name) or Group(name, (self.rank,), 0)
+        """This rank's group of that name; a group of one rank where the plan does not split that
+        axis.
+
+        Raises KeyError for a group that the plan has but nobody made, such as one that only tied
+        embeddings need: a missing group must not pass for a sum over one rank.
+        """
+        if name in self.groups:
+            return self.groups[name]
+        if len(group_of(self.plan, name, self.rank)) > 1:
+            raise KeyError(f"group {name} of plan {self.plan} was not made at start-up")
+        return Group(name, (self.rank,), 0)
 
     def axis_ranks(self) -> dict[str, int]:
         """Coordinate along each axis that can place a parameter, as `ParamSpec.slices` takes it."""
@@ -53,10 +62,14 @@ def single_mesh(device: torch.device | None = None) -> Mesh:
 
 
 def fake_mesh(plan: ParallelPlan, rank: int, *, kv_replicas: int = 1, device: str = "cpu") -> Mesh:
-    """One process plays rank `rank` of the plan's world: no network, every collective recorded in order."""
+    """One process plays rank `rank` of the plan's world: no network, every collective recorded in
+    order.
+    """
     groups = {}
     for name in GROUP_NAMES:
         ranks = group_of(plan, name, rank, kv_replicas=kv_replicas)
         if len(ranks) > 1:
             groups[name] = Group(name, ranks, ranks.index(rank))
-    return Mesh(plan, rank, torch.device(device), Seam(FakeTransport(), Ledger(keep_events=True)), groups)
+    return Mesh(
+        plan, rank, torch.device(device), Seam(FakeTransport(), Ledger(keep_events=True)), groups
+    )

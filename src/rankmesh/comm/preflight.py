@@ -99,7 +99,7 @@ def tp_across_hosts(plan: ParallelPlan, hosts: Sequence[str]) -> tuple[Finding, 
     crossing = crossing_groups(plan, hosts)
     if not crossing:
         return ()
-    shown = ", ".join(where(ranks, hosts.__getitem__) for ranks in crossing[:_SHOWN])
+    shown = " ".join(f"[{where(ranks, hosts.__getitem__)}]" for ranks in crossing[:_SHOWN])
     more = f" and {len(crossing) - _SHOWN} more" if len(crossing) > _SHOWN else ""
     text = (
         f"{len(crossing)} of {plan.world_size // plan.tp} tp groups cross hosts, over slower "

@@ -1,13 +1,14 @@
 """The one seam through which every collective passes, and the ledger of what passed.
 
-Owns the operations, their wire bytes by the ring formulas, and the record of each. It records only: what ought
-to have passed is theory's business. A group of one rank issues nothing and records nothing.
+Owns the operations, their wire bytes by the ring formulas, and the record of each. It records only:
+what ought to have passed is theory's business. A group of one rank issues nothing and records
+nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,7 +22,9 @@ from rankmesh.errors import MeshError
 
 @dataclass(frozen=True)
 class Group:
-    """One named process group: its global ranks, this rank's place among them (-1 outside), torch's handle."""
+    """One named process group: its global ranks, this rank's place among them (-1 outside), torch's
+    handle.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -35,7 +38,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Event:
-    """One collective: `payload_bytes` is the full buffer, `wire_bytes` what one rank sends under the ring."""
+    """One collective: `payload_bytes` is the full buffer, `wire_bytes` what one rank sends under
+    the ring.
+    """
 
     op: str
     axis: str
@@ -53,7 +58,7 @@ class Ledger:
     events: list[Event] = field(default_factory=list)
     wire_bytes: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
-    waited_s: Counter[str] = field(default_factory=Counter)
+    waited_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def record(self, event: Event) -> None:
         self.wire_bytes[event.axis] += event.wire_bytes
@@ -65,7 +70,7 @@ class Ledger:
         """What was recorded since the last call; the ledger starts anew."""
         taken = Ledger(self.keep_events, self.events, self.wire_bytes, self.calls, self.waited_s)
         self.events, self.wire_bytes, self.calls = [], Counter(), Counter()
-        self.waited_s = Counter()
+        self.waited_s = defaultdict(float)
         return taken
 
 
@@ -91,17 +96,23 @@ class TorchTransport:
         return dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True)
 
     def all_gather(self, out: Tensor, tensor: Tensor, group: Group) -> Any:
-        return dist.all_gather_single(out.view(-1), tensor.view(-1), group=group.handle, async_op=True)
+        return dist.all_gather_single(
+            out.view(-1), tensor.view(-1), group=group.handle, async_op=True
+        )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group) -> Any:
-        return dist.reduce_scatter_single(out.view(-1), tensor.view(-1), group=group.handle, async_op=True)
+        return dist.reduce_scatter_single(
+            out.view(-1), tensor.view(-1), group=group.handle, async_op=True
+        )
 
     def broadcast(self, tensor: Tensor, group: Group, source: int) -> Any:
         return dist.broadcast(tensor, group.ranks[source], group=group.handle, async_op=True)
 
 
 class FakeTransport:
-    """Plays one rank alone: sums are its own contribution, gathers repeat it. For layouts, never for values."""
+    """Plays one rank alone: sums are its own contribution, gathers repeat it. For layouts, never
+    for values.
+    """
 
     def all_reduce(self, tensor: Tensor, group: Group, op: str) -> None:
         """The tensor as it is."""
@@ -118,7 +129,9 @@ class FakeTransport:
 
 @dataclass
 class Handle:
-    """A collective under way. It keeps the tensors alive; `wait` raises MeshError naming op, axis and phase."""
+    """A collective under way. It keeps the tensors alive; `wait` raises MeshError naming op, axis
+    and phase.
+    """
 
     work: Any
     label: str
@@ -150,7 +163,7 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 
 class Seam:
-    """All collectives of one process. Each returns a Handle; `.wait()` before the result is read."""
+    """All collectives of one process. Each returns a Handle; wait for it before reading."""
 
     def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
         self.ledger = ledger if ledger is not None else Ledger()
@@ -161,29 +174,43 @@ class Seam:
         if group.size == 1:
             return self._nothing(group)
         payload = _bytes(_contiguous(tensor))
-        self._record("all_reduce", group, phase, payload, 2 * (group.size - 1) * payload // group.size)
+        self._record(
+            "all_reduce", group, phase, payload, 2 * (group.size - 1) * payload // group.size
+        )
         return self._issue("all_reduce", group, phase, (tensor,), tensor, group, op)
 
     def all_gather(self, out: Tensor, tensor: Tensor, group: Group, phase: str) -> Handle:
-        """`out` [P * n] takes every rank's `tensor` [n] in group order; wire bytes (P-1)/P of `out`."""
+        """`out` [P * n] takes every rank's `tensor` [n] in group order; wire bytes (P-1)/P of
+        `out`.
+        """
         if group.size == 1:
             out.view(-1).copy_(tensor.reshape(-1))
             return self._nothing(group)
         payload = _bytes(_contiguous(out))
         self._record("all_gather", group, phase, payload, (group.size - 1) * payload // group.size)
-        return self._issue("all_gather", group, phase, (out, tensor), out, _contiguous(tensor), group)
+        return self._issue(
+            "all_gather", group, phase, (out, tensor), out, _contiguous(tensor), group
+        )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group, phase: str) -> Handle:
-        """`out` [n] takes this rank's part of the sum of `tensor` [P * n]; wire bytes (P-1)/P of `tensor`."""
+        """`out` [n] takes this rank's part of the sum of `tensor` [P * n]; wire bytes (P-1)/P of
+        `tensor`.
+        """
         if group.size == 1:
             out.view(-1).copy_(tensor.reshape(-1))
             return self._nothing(group)
         payload = _bytes(_contiguous(tensor))
-        self._record("reduce_scatter", group, phase, payload, (group.size - 1) * payload // group.size)
-        return self._issue("reduce_scatter", group, phase, (out, tensor), _contiguous(out), tensor, group)
+        self._record(
+            "reduce_scatter", group, phase, payload, (group.size - 1) * payload // group.size
+        )
+        return self._issue(
+            "reduce_scatter", group, phase, (out, tensor), _contiguous(out), tensor, group
+        )
 
     def broadcast(self, tensor: Tensor, group: Group, phase: str, source: int = 0) -> Handle:
-        """From the group's `source`-th rank; wire bytes (P-1)/P S, the mean over the ranks of a ring."""
+        """From the group's `source`-th rank; wire bytes (P-1)/P S, the mean over the ranks of a
+        ring.
+        """
         if group.size == 1:
             return self._nothing(group)
         payload = _bytes(_contiguous(tensor))
@@ -196,7 +223,9 @@ class Seam:
     def _record(self, op: str, group: Group, phase: str, payload: int, wire: int) -> None:
         self.ledger.record(Event(op, group.name, group.size, phase, payload, wire))
 
-    def _issue(self, op: str, group: Group, phase: str, tensors: tuple[Tensor, ...], *args: Any) -> Handle:
+    def _issue(
+        self, op: str, group: Group, phase: str, tensors: tuple[Tensor, ...], *args: Any
+    ) -> Handle:
         label = f"{op} over {group.name} {_short(group.ranks)} ({phase})"
         try:
             work = getattr(self._transport, op)(*args)

@@ -88,9 +88,7 @@ def check_shards(
     return [Finding("C", text) for text in found[:_SHOWN] + more]
 
 
-def _compare(
-    cells: Mapping[int, list[int]], random: bool, host: Callable[[int], str]
-) -> str:
+def _compare(cells: Mapping[int, list[int]], random: bool, host: Callable[[int], str]) -> str:
     """What is wrong with one parameter; cells: rank -> (slice, value). "" where nothing is."""
     by_slice: dict[int, dict[int, list[int]]] = {}
     by_value: dict[int, dict[int, list[int]]] = {}

@@ -1,7 +1,7 @@
 """From a ModelSpec to an nn.Transformer.
 
-Owns the translation of a spec's words into modules; it knows nothing of meshes. Built on the meta device the
-model costs no memory, and its parameters are replaced by slices later.
+Owns the translation of a spec's words into modules; it knows nothing of meshes. Built on the meta
+device the model costs no memory, and its parameters are replaced by slices later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from rankmesh.nn.transformer import Norm
 from rankmesh.specs.model import ModelSpec
 
 
-def build(spec: ModelSpec, device: torch.device | str = "meta", dtype: torch.dtype = torch.float32) -> nn.Transformer:
+def build(
+    spec: ModelSpec, device: torch.device | str = "meta", dtype: torch.dtype = torch.float32
+) -> nn.Transformer:
     """The whole model of `spec`, parameters uninitialised, on `device`.
 
     named_parameters() yields the logical names of `specs.placement.param_table`.
@@ -65,7 +67,9 @@ def _norm(spec: ModelSpec) -> Norm:
 
 
 def _block(spec: ModelSpec, number: int) -> nn.Block:
-    options = nn.AttentionOptions(layer=number, scale=spec.head_dim**-0.5, dropout=spec.attention_dropout)
+    options = nn.AttentionOptions(
+        layer=number, scale=spec.head_dim**-0.5, dropout=spec.attention_dropout
+    )
     return nn.Block(
         number=number,
         attn_norm=_norm(spec),

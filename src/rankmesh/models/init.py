@@ -1,7 +1,7 @@
 """Initial values that depend on nothing but (seed, logical name, global index).
 
-Owns the counter-based normal numbers. Any slice is made alone, block by block, with work and memory in
-proportion to the slice, so that every mesh starts from the same model bit for bit.
+Owns the counter-based normal numbers. Any slice is made alone, block by block, with work and memory
+in proportion to the slice, so that every mesh starts from the same model bit for bit.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ def _key(seed: int, name: str) -> int:
 def _normal(index: Tensor, key: int) -> Tensor:
     """Standard normal in fp64, rounded to fp32, for flat global indices (int64; overwritten).
 
-    torch.special.ndtri runs element by element, so a value does not depend on its place in a vector.
+    torch.special.ndtri runs element by element, so a value does not depend on its place in a
+    vector.
     """
     hashed = mix(mix(index.mul_(_GOLDEN).add_(key)) ^ key)
     # 52 bits, so that adding one half is exact and neither 0 nor 1 comes out.
     uniform = ((hashed >> 12) & ((1 << 52) - 1)).to(torch.float64).add_(0.5).mul_(2.0**-52)
-    return torch.special.ndtri(uniform).to(torch.float32)
+    normal: Tensor = torch.special.ndtri(uniform)
+    return normal.to(torch.float32)
 
 
-def initial_values(init: Init, name: str, shape: tuple[int, ...], slices: Slices, seed: int) -> Tensor:
+def initial_values(
+    init: Init, name: str, shape: tuple[int, ...], slices: Slices, seed: int
+) -> Tensor:
     """The slice of parameter `name` (global `shape`) as an fp32 CPU tensor.
 
     Work and memory are proportional to the slice; indices are 64-bit.

@@ -1,7 +1,7 @@
 """Single-device model code: plain modules that run on a laptop and know no process group.
 
-Shape letters: N tokens of this rank in (sample, position) order, B samples, T tokens a sample, H hidden,
-D head dim, V vocabulary.
+Shape letters: N tokens of this rank in (sample, position) order, B samples, T tokens a sample, H
+hidden, D head dim, V vocabulary.
 """
 
 from rankmesh.nn.attention import Attention, AttentionOptions, causal_attention

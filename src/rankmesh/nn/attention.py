@@ -1,6 +1,7 @@
 """Multi-head attention with grouped keys and values.
 
-Owns the four projections and the order of operations; the projections' products and the core are parts.
+Owns the four projections and the order of operations; the projections' products and the core are
+parts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ __all__ = ["Attention", "AttentionOptions", "causal_attention"]
 
 
 class Attention(Piece):
-    """x [N, H] -> [N, H]. Sizes of heads come from `head_dim`; their number is whatever the weights hold."""
+    """x [N, H] -> [N, H]. Sizes of heads come from `head_dim`; their number is whatever the weights
+    hold.
+    """
 
     fused = (("q", "k", "v"),)
 

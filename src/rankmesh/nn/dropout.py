@@ -1,7 +1,8 @@
 """Dropout whose mask is derived, element by element, from what the element is.
 
-Owns the keyed mask: a pure function of (seed, step, sample, layer, site, index in the sample). It stores
-nothing: backward draws the same mask again. It knows no mesh, so every split draws the single process's mask.
+Owns the keyed mask: a pure function of (seed, step, sample, layer, site, index in the sample). It
+stores nothing: backward draws the same mask again. It knows no mesh, so every split draws the
+single process's mask.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-# Finalizer constants of splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
+# Finalizer constants of splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+# generators").
 _MUL_A = 0xBF58476D1CE4E5B9
 _MUL_B = 0x94D049BB133111EB
 
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """Seed and step of a run and the global sample number of each row of the microbatch ([B], int64)."""
+    """Seed and step of a run and the global sample number of each row of the microbatch ([B],
+    int64).
+    """
 
     seed: int
     step: int
@@ -42,7 +46,9 @@ def mix_int(value: int) -> int:
 
 
 def mix(value: Tensor) -> Tensor:
-    """The same finalizer on an int64 tensor (wrapping arithmetic; shifts made logical by a mask). In place."""
+    """The same finalizer on an int64 tensor (wrapping arithmetic; shifts made logical by a mask).
+    In place.
+    """
     value ^= (value >> 30) & ((1 << 34) - 1)
     value *= _signed(_MUL_A)
     value ^= (value >> 27) & ((1 << 37) - 1)
@@ -52,7 +58,9 @@ def mix(value: Tensor) -> Tensor:
 
 
 def keep_mask(key: DropoutKey, layer: int, site: int, index: Tensor, rate: float) -> Tensor:
-    """Which elements stay: bool of the shape of `index` [B, ...], whose entries number the sample's elements."""
+    """Which elements stay: bool of the shape of `index` [B, ...], whose entries number the sample's
+    elements.
+    """
     base = mix_int(mix_int(mix_int(key.seed) + key.step * _GOLDEN) + (layer << 8) + site)
     rows = mix(key.samples * _signed(_GOLDEN) + _signed(base))
     hashed = mix(index * _signed(_GOLDEN) + rows.view(-1, *[1] * (index.dim() - 1)))
@@ -64,7 +72,9 @@ class _Dropout(torch.autograd.Function):
     """x * mask / (1 - rate), the mask drawn again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, key: DropoutKey, layer: int, site: int, index: Tensor, rate: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, key: DropoutKey, layer: int, site: int, index: Tensor, rate: float
+    ) -> Tensor:
         ctx.draw = (key, layer, site, index, rate)
         return _masked(x, *ctx.draw)
 
@@ -73,13 +83,19 @@ class _Dropout(torch.autograd.Function):
         return _masked(grads[0], *ctx.draw), None, None, None, None, None
 
 
-def _masked(x: Tensor, key: DropoutKey, layer: int, site: int, index: Tensor, rate: float) -> Tensor:
+def _masked(
+    x: Tensor, key: DropoutKey, layer: int, site: int, index: Tensor, rate: float
+) -> Tensor:
     mask = keep_mask(key, layer, site, index.view(len(key.samples), -1), rate).view(x.shape)
     return x * mask.to(x.dtype).mul_(1.0 / (1.0 - rate))
 
 
-def dropout(x: Tensor, key: DropoutKey | None, layer: int, site: int, index: Tensor, rate: float) -> Tensor:
-    """Drop elements of `x` with probability `rate`; `index` (x's shape) numbers each element in its sample."""
+def dropout(
+    x: Tensor, key: DropoutKey | None, layer: int, site: int, index: Tensor, rate: float
+) -> Tensor:
+    """Drop elements of `x` with probability `rate`; `index` (x's shape) numbers each element in its
+    sample.
+    """
     if key is None or rate == 0.0:
         return x
     result: Tensor = _Dropout.apply(x, key, layer, site, index, rate)

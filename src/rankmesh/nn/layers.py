@@ -1,7 +1,7 @@
 """Leaf modules that hold parameters: Linear, Embedding, RMSNorm, LayerNorm.
 
-They own shapes and single-device arithmetic. How a parameter enters the graph, and what surrounds a matrix
-product, is decided by the `Parts` of the module.
+They own shapes and single-device arithmetic. How a parameter enters the graph, and what surrounds a
+matrix product, is decided by the `Parts` of the module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from rankmesh.nn.parts import Piece
 
 
 class Linear(nn.Module):
-    """Holder of weight [out, in] and optional bias [out]; applied by a column or row operation of `Parts`."""
+    """Holder of weight [out, in] and optional bias [out]; applied by a column or row operation of
+    `Parts`.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
@@ -31,7 +33,9 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(Piece):
-    """x / rms(x) * weight, statistics in fp32 or wider (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4)."""
+    """x / rms(x) * weight, statistics in fp32 or wider (Zhang and Sennrich 2019, arXiv:1910.07467,
+    eq. 4).
+    """
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Layout: what a forward pass must know about its tokens besides their values.
 
-Owns positions, sample numbers and the batch shape of one microbatch as held by one rank. Module code reads
-sizes from here, never from the shape of an activation.
+Owns positions, sample numbers and the batch shape of one microbatch as held by one rank. Module
+code reads sizes from here, never from the shape of an activation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ class Layout:
 
     @staticmethod
     def plain(
-        batch: int, length: int, *, device: torch.device | str = "cpu", dropout: DropoutKey | None = None
+        batch: int,
+        length: int,
+        *,
+        device: torch.device | str = "cpu",
+        dropout: DropoutKey | None = None,
     ) -> Layout:
         """Whole samples of one document each: positions 0..length-1 in every sample."""
         index = torch.arange(length, device=device).repeat(batch)

@@ -1,7 +1,7 @@
 """Cross entropy of one device, summed over valid labels.
 
-Owns the definition of the token loss; dividing by the number of valid targets of the global batch is the
-step's business.
+Owns the definition of the token loss; dividing by the number of valid targets of the global batch
+is the step's business.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Weights of the terms beside cross entropy: `z_loss` * log(Z)^2 (PaLM, arXiv:2204.02311, section 5) and
-    label smoothing (Szegedy et al. 2015, arXiv:1512.00567, section 7)."""
+    """Weights of the terms beside cross entropy: `z_loss` * log(Z)^2 (PaLM, arXiv:2204.02311,
+    section 5) and label smoothing (Szegedy et al. 2015, arXiv:1512.00567, section 7).
+    """
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
@@ -28,7 +29,11 @@ def plain_loss(logits: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     """Sum over labels that are not IGNORED; logits [N, V], labels [N]; in fp32 or wider."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(
-        logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=options.label_smoothing
+        logits,
+        labels,
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=options.label_smoothing,
     )
     if options.z_loss:
         log_z = torch.logsumexp(logits, dim=-1)

@@ -38,7 +38,9 @@ class MLP(Piece):
 
     fused = (("gate", "up"),)
 
-    def __init__(self, *, hidden_size: int, ffn_size: int, activation: Activation, bias: bool) -> None:
+    def __init__(
+        self, *, hidden_size: int, ffn_size: int, activation: Activation, bias: bool
+    ) -> None:
         super().__init__()
         self.activation = activation
         self.gate = Linear(hidden_size, ffn_size, bias) if activation == "swiglu" else None

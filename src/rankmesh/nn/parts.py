@@ -1,7 +1,8 @@
 """Parts: the places where a parallelism may stand in for single-device code.
 
-Owns the list of swappable operations and their plain versions. A module reaches them through `self.parts`;
-`Transformer.use` hands one `Parts` value to every module. Nothing here knows what a replacement does.
+Owns the list of swappable operations and their plain versions. A module reaches them through
+`self.parts`; `Transformer.use` hands one `Parts` value to every module. Nothing here knows what a
+replacement does.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ def plain_stream(x: Tensor) -> Tensor:
 class Parts:
     """The swappable operations of a model; the defaults are single-device code.
 
-    column: one input, several outputs (q, k, v; gate, up). row: the product whose output joins the residual.
-    lookup: token or position table. parameter: a norm weight or bias entering the graph. core: attention of
-    q [N, heads, D], k, v [N, kv_heads, D]. head_loss, logits: head with and without the loss. enter, leave:
-    borders of the residual stream.
+    column: one input, several outputs (q, k, v; gate, up). row: the product whose output joins the
+    residual. lookup: token or position table. parameter: a norm weight or bias entering the graph.
+    core: attention of q [N, heads, D], k, v [N, kv_heads, D]. head_loss, logits: head with and
+    without the loss. enter, leave: borders of the residual stream.
     """
 
     column: Column = plain_column
@@ -87,7 +88,8 @@ class Parts:
 class Piece(nn.Module):
     """A module that reaches its swappable operations through `parts`.
 
-    `fused` lists children whose products share one input: they may be held in one buffer and multiplied at once.
+    `fused` lists children whose products share one input: they may be held in one buffer and
+    multiplied at once.
     """
 
     fused: tuple[tuple[str, ...], ...] = ()

@@ -1,7 +1,8 @@
 """Rotary position embedding in the half-split layout of Hugging Face Llama.
 
-Owns the phases and the rotation (Su et al. 2021, arXiv:2104.09864, eq. 34) with Llama 3's frequency scaling.
-Phases are made from integer positions in fp64 and kept in fp32 or wider, whatever the model's dtype.
+Owns the phases and the rotation (Su et al. 2021, arXiv:2104.09864, eq. 34) with Llama 3's frequency
+scaling. Phases are made from integer positions in fp64 and kept in fp32 or wider, whatever the
+model's dtype.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Phases = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a ramp between."""
+    """Llama 3.1's scaling: long waves stretched by `factor`, short ones kept, a ramp between."""
 
     factor: float
     low_freq_factor: float
@@ -29,7 +30,9 @@ class RotaryScaling:
 
 
 class Rotary:
-    """Makes the phases of a layout. A plain object: it has no parameters and no buffers to cast or move."""
+    """Makes the phases of a layout. A plain object: it has no parameters and no buffers to cast or
+    move.
+    """
 
     def __init__(self, head_dim: int, theta: float, scaling: RotaryScaling | None = None) -> None:
         exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim

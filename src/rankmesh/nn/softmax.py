@@ -1,7 +1,8 @@
 """The attention core: q, k, v of whole samples to the weighted sum of values.
 
-Owns the fused and the explicit path. It knows neither projections nor how heads were split: head counts are
-read as -1, and the first head's global number (dropout is keyed by it) comes with the options.
+Owns the fused and the explicit path. It knows neither projections nor how heads were split: head
+counts are read as -1, and the first head's global number (dropout is keyed by it) comes with the
+options.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Constants of one layer's attention. `site` numbers its dropout; `first_head` its first query head."""
+    """Constants of one layer's attention. `site` numbers its dropout; `first_head` its first query
+    head.
+    """
 
     layer: int
     scale: float
@@ -30,8 +33,12 @@ class AttentionOptions:
     first_head: int = 0
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
-    """Causal softmax(q k^T * scale) v; q [N, h, D], k and v [N, g, D] with h a multiple of g -> [N, h * D]."""
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions
+) -> Tensor:
+    """Causal softmax(q k^T * scale) v; q [N, h, D], k and v [N, g, D] with h a multiple of g -> [N,
+    h * D].
+    """
     batch, length = layout.batch, layout.length
     q4, k4, v4 = (x.unflatten(0, (batch, length)).transpose(1, 2) for x in (q, k, v))
     if options.dropout and layout.dropout is not None:
@@ -53,7 +60,9 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Attentio
     future = place.unsqueeze(1) > place.unsqueeze(2)
     scores = (q @ k.transpose(-1, -2)) * options.scale
     scores = scores.masked_fill(future.unsqueeze(1), float("-inf"))
-    probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(
+        q.dtype
+    )
     head = torch.arange(options.first_head, options.first_head + heads, device=q.device)
     row = head.view(1, -1, 1, 1) * length + place.view(layout.batch, 1, length, 1)
     index = row * length + place.view(layout.batch, 1, 1, length)

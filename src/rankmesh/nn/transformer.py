@@ -1,7 +1,7 @@
 """The decoder-only transformer and its block, for one device.
 
-Owns the residual stream. A pipeline stage is the same class with parts absent; layers keep their global
-numbers as names. Which operations stand behind `parts` it does not know.
+Owns the residual stream. A pipeline stage is the same class with parts absent; layers keep their
+global numbers as names. Which operations stand behind `parts` it does not know.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ class Block(Piece):
     """Pre-norm block: attention, then feed-forward, each added to the stream. Returns (x, aux)."""
 
     def __init__(
-        self, *, number: int, attn_norm: Norm, attn: Attention, mlp_norm: Norm, mlp: MLP, dropout: float
+        self,
+        *,
+        number: int,
+        attn_norm: Norm,
+        attn: Attention,
+        mlp_norm: Norm,
+        mlp: MLP,
+        dropout: float,
     ) -> None:
         super().__init__()
         self.number = number
@@ -46,7 +53,9 @@ class Block(Piece):
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def forward(self, x: Tensor, phases: Phases | None, layout: Layout) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, x: Tensor, phases: Phases | None, layout: Layout
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         y = self.attn(self.attn_norm(x), phases, layout)
         x = x + _residual_dropout(y, layout, self.number, _ATTENTION_SITE, self.dropout)
         y = self.mlp(self.mlp_norm(x))
@@ -54,7 +63,8 @@ class Block(Piece):
 
 
 class Transformer(Piece):
-    """Tokens [N] (or the previous stage's [N, H]) -> hidden [N, H]; absent parts belong to other stages.
+    """Tokens [N] (or the previous stage's [N, H]) -> hidden [N, H]; absent parts belong to other
+    stages.
 
     With `head` None and `tied` True the output projection is the embedding table.
     """

@@ -1,6 +1,7 @@
 """One verdict a step for all ranks: gradient norm, finiteness, loss, stop.
 
-Owns the sum of squares of the elements that this rank owns and the single world all-reduce that decides.
+Owns the sum of squares of the elements that this rank owns and the single world all-reduce that
+decides.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all ranks agree on: the norm of the gradient of the loss sum, and the loss sum itself."""
+    """What all ranks agree on: the loss sum, and the norm of its gradient."""
 
     norm: float
     loss_sum: float
@@ -42,8 +43,8 @@ def sum_of_squares(pieces: Sequence[Tensor], device: torch.device) -> Tensor:
 def agree(pieces: Sequence[Tensor], loss_sum: Tensor, mesh: Mesh, *, stop: bool = False) -> Verdict:
     """Issues one all-reduce over the world of 3 fp64 values.
 
-    pieces: the gradient elements that this rank owns; over the world each logical element is owned once.
-    loss_sum: this replica's loss sum where this rank speaks for its replica, else zero.
+    pieces: the gradient elements that this rank owns; over the world each logical element is owned
+    once. loss_sum: this replica's loss sum where this rank speaks for its replica, else zero.
     """
     vector = torch.stack(
         (
@@ -54,9 +55,13 @@ def agree(pieces: Sequence[Tensor], loss_sum: Tensor, mesh: Mesh, *, stop: bool 
     )
     mesh.seam.all_reduce(vector, mesh.group("world"), "norm").wait()
     square, loss, stopping = vector.tolist()
-    return Verdict(norm=math.sqrt(square) if square >= 0 else math.nan, loss_sum=loss, stop=stopping > 0)
+    return Verdict(
+        norm=math.sqrt(square) if square >= 0 else math.nan, loss_sum=loss, stop=stopping > 0
+    )
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What clipping multiplies the gradient by: min(1, limit / (norm + 1e-6)), torch's own rule; 0 = off."""
+    """What clipping multiplies the gradient by: min(1, limit / (norm + 1e-6)), torch's own rule; 0
+    = off.
+    """
     return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0

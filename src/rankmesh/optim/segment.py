@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Segment:
-    """`param` and `grad` are 1-D views of equal length; `decay` says whether weight decay applies."""
+    """`param` and `grad`: 1-D views of equal length. `decay`: whether weight decay applies."""
 
     name: str
     param: Tensor

@@ -1,7 +1,7 @@
 """Optimizers over segments: AdamW and SGD.
 
-Owns the moments and the step count. The arithmetic is torch's own, in its fused form; gradients arrive already
-scaled and clipped.
+Owns the moments and the step count. The arithmetic is torch's own, in its fused form; gradients
+arrive already scaled and clipped.
 """
 
 from __future__ import annotations
@@ -34,10 +34,17 @@ def _groups(segments: Sequence[Segment], weight_decay: float) -> Iterator[tuple[
 
 
 class AdamW:
-    """Loshchilov and Hutter 2017 (arXiv:1711.05101), bias-corrected, decay decoupled and scaled by lr."""
+    """Loshchilov and Hutter 2017 (arXiv:1711.05101), bias-corrected, decay decoupled and scaled by
+    lr.
+    """
 
     def __init__(
-        self, segments: Sequence[Segment], *, betas: tuple[float, float], eps: float, weight_decay: float
+        self,
+        segments: Sequence[Segment],
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
     ) -> None:
         self._segments = tuple(segments)
         self._betas, self._eps = betas, eps
@@ -76,9 +83,13 @@ class AdamW:
 
 
 class SGD:
-    """u = momentum * u + g + decay * p; p -= lr * u (without momentum u is g + decay * p), as torch.optim.SGD."""
+    """u = momentum * u + g + decay * p; p -= lr * u (without momentum u is g + decay * p), as
+    torch.optim.SGD.
+    """
 
-    def __init__(self, segments: Sequence[Segment], *, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], *, momentum: float, weight_decay: float
+    ) -> None:
         self._segments = tuple(segments)
         self._momentum = momentum
         self._groups = tuple(_groups(segments, weight_decay))

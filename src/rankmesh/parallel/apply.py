@@ -1,7 +1,9 @@
-"""From a built model and a mesh to a chunk that trains: the one place where parallelisms are applied, in order.
+"""From a built model and a mesh to a chunk that trains: the one place where parallelisms are
+applied, in order.
 
-1. buffers: the local slices of every parameter in one piece of memory; 2. tensor parallelism: parts that issue
-collectives over tp; 3. data parallelism: buckets reduced over the replicas. Size 1 is the same code.
+1. buffers: the local slices of every parameter in one piece of memory; 2. tensor parallelism: parts
+that issue collectives over tp; 3. data parallelism: buckets reduced over the replicas. Size 1 is
+the same code.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from rankmesh import nn
 from rankmesh.comm.mesh import Mesh
+from rankmesh.comm.seam import Group
 from rankmesh.parallel.buffers import Buffers, Slot, lay_out
 from rankmesh.parallel.linear import ColumnProducts, Deposits, Product, RowProducts
 from rankmesh.parallel.vocabulary import Rows, TableLookup, VocabularyHead
@@ -42,7 +45,8 @@ def parallelize(
 ) -> Chunk:
     """Turn `model`, built on the meta device, into this rank's chunk.
 
-    source: gives the values of a parameter's slice (fp32 or wider, CPU). No collective is issued here.
+    source: gives the values of a parameter's slice (fp32 or wider, CPU). No collective is issued
+    here.
     """
     present = dict(model.named_parameters())
     specs = [spec for spec in table if spec.name in present]
@@ -55,7 +59,7 @@ def parallelize(
 
 
 def _fused(model: nn.Transformer) -> list[tuple[str, ...]]:
-    """Names of the parameters that one product serves: weights of fused children, and their biases."""
+    """Names of parameters that one product serves: weights of fused children, their biases."""
     runs = []
     for path, module in model.named_modules():
         if not isinstance(module, nn.Piece):
@@ -90,27 +94,17 @@ def _number_heads(model: nn.Transformer, table: ParamTable, mesh: Mesh) -> None:
 
 
 def _parts(model: nn.Transformer, buffers: Buffers, mesh: Mesh) -> nn.Parts:
-    tp = mesh.group("tp")
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
     slots = {parameters[name]: slot for slot in buffers.slots for name in slot.names}
     tables = {
         parameters[name]: _rows(buffers.entries[name].spec, mesh)
         for name in ("embed.weight", "positions.weight", "head.weight")
         if name in parameters
     }
-    columns, rows, heads = {}, {}, {}
-    for module in model.modules():
-        if isinstance(module, nn.Attention | nn.MLP):
-            held = [child for name in module.fused[0] if (child := getattr(module, name)) is not None]
-            columns[held[0].weight] = replace(_product(held, slots, mesh), reduce_grad=tp)
-            last = module.o if isinstance(module, nn.Attention) else module.down
-            rows[last.weight] = replace(_product([last], slots, mesh), reduce_out=tp)
-    if model.norm is not None:
-        weight = model.head_weight
-        slot = slots[weight]
-        heads[weight] = Product(slot, None, (weight.shape[0],), mesh.seam, reduce_grad=tp)
-    head = VocabularyHead(heads, tables)
-    lookup = TableLookup(slots, tables)
+    columns, rows = _layer_products(model, slots, mesh)
+    # The final norm stands where the head does.
+    heads = _head_product(model, slots, mesh) if model.norm is not None else {}
+    head, lookup = VocabularyHead(heads, tables), TableLookup(slots, tables)
     return nn.Parts(
         column=ColumnProducts(columns),
         row=RowProducts(rows),
@@ -120,6 +114,32 @@ def _parts(model: nn.Transformer, buffers: Buffers, mesh: Mesh) -> nn.Parts:
         head_loss=head.loss,
         logits=head.logits,
     )
+
+
+def _layer_products(
+    model: nn.Transformer, slots: dict[Tensor, Slot], mesh: Mesh
+) -> tuple[dict[Tensor, Product], dict[Tensor, Product]]:
+    """Column and row products of all layers, each found by its (first) weight."""
+    tp = mesh.group("tp")
+    columns: dict[Tensor, Product] = {}
+    rows: dict[Tensor, Product] = {}
+    for module in model.modules():
+        if not isinstance(module, nn.Attention | nn.MLP):
+            continue
+        children = [getattr(module, name) for name in module.fused[0]]
+        held = [child for child in children if child is not None]
+        columns[held[0].weight] = replace(_product(held, slots, mesh), reduce_grad=tp)
+        last = module.o if isinstance(module, nn.Attention) else module.down
+        rows[last.weight] = replace(_product([last], slots, mesh), reduce_out=tp)
+    return columns, rows
+
+
+def _head_product(
+    model: nn.Transformer, slots: dict[Tensor, Slot], mesh: Mesh
+) -> dict[Tensor, Product]:
+    weight = model.head_weight
+    sizes = (weight.shape[0],)
+    return {weight: Product(slots[weight], None, sizes, mesh.seam, reduce_grad=mesh.group("tp"))}
 
 
 def _product(linears: list[nn.Linear], slots: dict[Tensor, Slot], mesh: Mesh) -> Product:
@@ -136,5 +156,5 @@ def _rows(spec: ParamSpec, mesh: Mesh) -> Rows:
     """The rows of a table that this rank holds; a replicated table has no group to sum over."""
     held = spec.slices(mesh.axis_ranks())[0]
     split = isinstance(spec.placements.get("tp"), Shard)
-    group = mesh.group("tp") if split else mesh.group("self")
+    group = mesh.group("tp") if split else Group("self", (mesh.rank,), 0)
     return Rows(held.start, held.stop, spec.shape[0], group, mesh.seam)

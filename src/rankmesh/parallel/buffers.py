@@ -1,7 +1,7 @@
 """Flat buffers: the parameters of a chunk in one piece of memory, their main gradients in another.
 
-Owns the layout (runs, buckets), the deposit of gradients and the start of each bucket's reduction as soon as its
-last gradient has arrived. It knows no layer and no optimizer; `p.grad` stays None.
+Owns the layout (runs, buckets), the deposit of gradients and the start of each bucket's reduction
+as soon as its last gradient has arrived. It knows no layer and no optimizer; `p.grad` stays None.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Bucket:
 class Slot:
     """The home of the gradients of one run: one parameter, or several that one product serves.
 
-    weight, grad: views of the flat buffers, matrices [rows, in] or vectors. uses: deposits in a microbatch.
+    weight, grad: views of the flat buffers, matrices [rows, in] or vectors. uses: deposits in a
+    microbatch.
     """
 
     names: tuple[str, ...]
@@ -60,7 +61,9 @@ class Slot:
     pending: int = 0
 
     def add_product(self, grad_out: Tensor, x: Tensor) -> None:
-        """grad += grad_out^T x; the first deposit of a step writes instead, so no zeroing is needed."""
+        """grad += grad_out^T x; the first deposit of a step writes instead, so no zeroing is
+        needed.
+        """
         if self.grad.dtype != x.dtype:
             self._put(grad_out.t() @ x)
         elif self.fresh:
@@ -126,7 +129,9 @@ class Buffers:
             slot.fresh, slot.pending = True, 0
 
     def arm(self) -> None:
-        """The next backward is this chunk's last of the step: reduce each bucket when it is complete."""
+        """The next backward is this chunk's last of the step: reduce each bucket when it is
+        complete.
+        """
         for bucket in self.buckets:
             bucket.pending = 0
         for slot in self.slots:
@@ -135,7 +140,9 @@ class Buffers:
 
     def reduce(self, bucket: Bucket) -> None:
         """Start the bucket's sum over the replicas; issues one all-reduce."""
-        bucket.handle = self.mesh.seam.all_reduce(self.grads[bucket.start : bucket.stop], self.group, "gradients")
+        bucket.handle = self.mesh.seam.all_reduce(
+            self.grads[bucket.start : bucket.stop], self.group, "gradients"
+        )
 
     def settle(self) -> None:
         """A parameter that got no gradient in this step has the gradient zero."""
@@ -163,7 +170,10 @@ class Buffers:
     def _partial(self) -> Iterator[tuple[str, list[str]]]:
         axes = sorted({axis for entry in self.entries.values() for axis in entry.spec.grad_sum})
         for axis in axes:
-            yield axis, [name for name, entry in self.entries.items() if axis in entry.spec.grad_sum]
+            yield (
+                axis,
+                [name for name, entry in self.entries.items() if axis in entry.spec.grad_sum],
+            )
 
     def _sum(self, axis: str, names: list[str]) -> None:
         """One all-reduce for all gradients that are partial over `axis`."""
@@ -190,8 +200,8 @@ def lay_out(
 ) -> Buffers:
     """Allocate the buffers of the parameters `specs` (in order of use) on the mesh's device.
 
-    Runs lie in reverse order of use, as backward completes them; a run is one parameter or a `fused` tuple,
-    whose members lie side by side. Main gradients are in max(fp32, dtype).
+    Runs lie in reverse order of use, as backward completes them; a run is one parameter or a
+    `fused` tuple, whose members lie side by side. Main gradients are in max(fp32, dtype).
     """
     by_name = {spec.name: spec for spec in specs}
     runs = _runs([spec.name for spec in specs], fused)
@@ -239,7 +249,12 @@ def _bucket(buffers: Buffers, start: int, stop: int, capacity: int) -> Bucket:
 
 
 def _slot(
-    buffers: Buffers, names: tuple[str, ...], start: int, stop: int, bucket: Bucket, uses: dict[str, int]
+    buffers: Buffers,
+    names: tuple[str, ...],
+    start: int,
+    stop: int,
+    bucket: Bucket,
+    uses: dict[str, int],
 ) -> Slot:
     shape = (-1, *buffers.entries[names[0]].shape[1:])
     return Slot(

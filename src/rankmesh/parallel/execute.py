@@ -1,6 +1,7 @@
 """Runs a schedule's actions on a chunk.
 
-Owns the order of forward and backward and what is kept between them. It decides nothing: the schedule does.
+Owns the order of forward and backward and what is kept between them. It decides nothing: the
+schedule does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from rankmesh.schedule.actions import Action
 
 @dataclass(frozen=True)
 class StageInput:
-    """One microbatch on the device: tokens [N], labels [N] (IGNORED where no target), and its layout."""
+    """One microbatch on the device: tokens [N], labels [N] (IGNORED where no target), and its
+    layout.
+    """
 
     tokens: Tensor
     labels: Tensor
@@ -33,10 +36,12 @@ def execute(
     *,
     reduce: bool = True,
 ) -> Tensor:
-    """Run all F and B of one step; returns the sum of token losses of this replica (fp64, one element).
+    """Run all F and B of one step; returns the sum of token losses of this replica (fp64, one
+    element).
 
-    Main gradients of the sum accumulate in the chunk's buffers; each bucket's reduction starts in the last
-    backward, unless `reduce` is off. Call `buffers.begin_step()` before and `buffers.finish()` after.
+    Main gradients of the sum accumulate in the chunk's buffers; each bucket's reduction starts in
+    the last backward, unless `reduce` is off. Call `buffers.begin_step()` before and
+    `buffers.finish()` after.
     """
     backwards = [action for action in actions if action.kind == "B"]
     total = torch.zeros(1, dtype=torch.float64, device=chunk.buffers.mesh.device)

@@ -1,8 +1,8 @@
 """Linear layers under tensor parallelism: one autograd Function for column and row products.
 
-Owns the products, their collectives and the hand-over of weight gradients to the buffers. In backward the input
-gradient comes first, its all-reduce starts, and the weight gradient is multiplied while it runs
-(Shoeybi et al. 2019, arXiv:1909.08053, section 3, f and g).
+Owns the products, their collectives and the hand-over of weight gradients to the buffers. In
+backward the input gradient comes first, its all-reduce starts, and the weight gradient is
+multiplied while it runs (Shoeybi et al. 2019, arXiv:1909.08053, section 3, f and g).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from rankmesh.parallel.buffers import Slot
 
 @dataclass(frozen=True)
 class Product:
-    """What one product needs beside its input: run-time matrix, bias, and the groups of its two sums.
+    """What one product needs beside its input: run-time matrix, bias, and the groups of its two
+    sums.
 
-    sizes: widths of the outputs. reduce_grad: group over which the input gradient is partial (column).
-    reduce_out: group over which the output is partial (row); the bias is added after that sum, once.
+    sizes: widths of the outputs. reduce_grad: group over which the input gradient is partial
+    (column). reduce_out: group over which the output is partial (row); the bias is added after that
+    sum, once.
     """
 
     weight: Slot
@@ -37,7 +39,9 @@ class Product:
 
 
 class _Linear(torch.autograd.Function):
-    """x [N, in] -> outputs [N, size_i]. `anchor` is a parameter: it makes the output require a gradient."""
+    """x [N, in] -> outputs [N, size_i]. `anchor` is a parameter: it makes the output require a
+    gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, product: Product) -> tuple[Tensor, ...]:
@@ -74,7 +78,9 @@ class _Linear(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ColumnProducts:
-    """The `column` part: outputs split over tp, input gradient summed over tp; 1 all-reduce backward."""
+    """The `column` part: outputs split over tp, input gradient summed over tp; 1 all-reduce
+    backward.
+    """
 
     products: Mapping[Tensor, Product]
 

@@ -1,7 +1,7 @@
 """The vocabulary split over tp: embedding lookup, and cross entropy that never gathers logits.
 
-Owns the two autograd Functions and the head's parts. Rows are split at the table's boundaries, so any vocabulary
-size works without padding.
+Owns the two autograd Functions and the head's parts. Rows are split at the table's boundaries, so
+any vocabulary size works without padding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from rankmesh.parallel.linear import Product, _Linear
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows [start, stop) of a table of `total` that this rank holds, and the group that holds the rest."""
+    """The rows [start, stop) of a table of `total` that this rank holds, and the group that holds
+    the rest.
+    """
 
     start: int
     stop: int
@@ -60,7 +62,9 @@ class _Lookup(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class TableLookup:
-    """The `lookup` parts: ids [N] -> [N, H]; 1 all-reduce forward over the rows' group, none backward."""
+    """The `lookup` parts: ids [N] -> [N, H]; 1 all-reduce forward over the rows' group, none
+    backward.
+    """
 
     slots: Mapping[Tensor, Slot]
     rows: Mapping[Tensor, Rows]
@@ -71,14 +75,17 @@ class TableLookup:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Sum of token losses from logits [N, V_local]; one all-gather of [N, 2 or 3] merges the ranks' parts.
+    """Sum of token losses from logits [N, V_local]; one all-gather of [N, 2 or 3] merges the ranks'
+    parts.
 
-    With l = log sum exp and t the target's logit, a token costs l - (1 - s) t - s mean(logits) + z l^2.
-    Backward overwrites the logits with their gradient: they are not needed again.
+    With l = log sum exp and t the target's logit, a token costs l - (1 - s) t - s mean(logits) + z
+    l^2. Backward overwrites the logits with their gradient: they are not needed again.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: Rows, options: LossOptions) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, rows: Rows, options: LossOptions
+    ) -> Tensor:
         smoothing, z = options.label_smoothing, options.z_loss
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         valid = labels != IGNORED
@@ -138,11 +145,14 @@ class VocabularyHead:
         return result
 
 
-def vocabulary_cross_entropy(logits: Tensor, labels: Tensor, rows: Rows, options: LossOptions) -> Tensor:
-    """Sum of token losses; logits [N, V_local] are this rank's columns, labels [N] global ids or IGNORED.
+def vocabulary_cross_entropy(
+    logits: Tensor, labels: Tensor, rows: Rows, options: LossOptions
+) -> Tensor:
+    """Sum of token losses; logits [N, V_local] are this rank's columns, labels [N] global ids or
+    IGNORED.
 
-    Raises ValueError where the logits' width is not the rank's share of the vocabulary: whole rows handed to
-    the split loss would count every part twice.
+    Raises ValueError where the logits' width is not the rank's share of the vocabulary: whole rows
+    handed to the split loss would count every part twice.
     """
     if logits.shape[1] != rows.stop - rows.start:
         raise ValueError(

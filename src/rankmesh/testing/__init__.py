@@ -1,1 +1,3 @@
-"""Helpers for tests of parallel code: a pool of worker processes, the single-process oracle, tiny models."""
+"""Helpers for tests of parallel code: a pool of worker processes, the single-process oracle, tiny
+models.
+"""

@@ -1,7 +1,8 @@
 """The oracle: what one process computes, written the plain way.
 
-A plain loop over whole batches with torch.optim and torch's clipping. It imports nn and torch only, so that it
-cannot share a mistake with the mesh, the buffers, the seam or the optimizers of this package.
+A plain loop over whole batches with torch.optim and torch's clipping. It imports nn and torch only,
+so that it cannot share a mistake with the mesh, the buffers, the seam or the optimizers of this
+package.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class WholeBatch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The optimizer of the oracle's loop; `lrs` has one entry a step."""
+    """The optimizer of the oracle's loop; `lrs` has one entry a step.
+
+    decayed: names that decay; None for matrices but embeddings.
+    """
 
     name: str
     lrs: Sequence[float]
@@ -37,11 +41,14 @@ class Recipe:
     clip_grad: float = 0.0
     seed: int = 0
     loss: LossOptions = field(default_factory=LossOptions)
+    decayed: frozenset[str] | None = None
 
 
 @dataclass
 class Trace:
-    """What a loop produced: losses and norms of each step, gradients of the first, weights after the last."""
+    """What a loop produced: losses and norms of each step, gradients of the first, weights after
+    the last.
+    """
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -49,15 +56,20 @@ class Trace:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
 
-def _decays(name: str, parameter: Tensor) -> bool:
+def _decays(name: str, parameter: Tensor, recipe: Recipe) -> bool:
+    if recipe.decayed is not None:
+        return name in recipe.decayed
     return parameter.dim() > 1 and not name.startswith(("embed.", "positions."))
 
 
 def _optimizer(model: Transformer, recipe: Recipe) -> torch.optim.Optimizer:
     named = list(model.named_parameters())
     groups = [
-        {"params": [p for n, p in named if _decays(n, p)], "weight_decay": recipe.weight_decay},
-        {"params": [p for n, p in named if not _decays(n, p)], "weight_decay": 0.0},
+        {
+            "params": [p for n, p in named if _decays(n, p, recipe)],
+            "weight_decay": recipe.weight_decay,
+        },
+        {"params": [p for n, p in named if not _decays(n, p, recipe)], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if recipe.name == "sgd":
@@ -86,7 +98,9 @@ def run_oracle(model: Transformer, batches: Sequence[WholeBatch], recipe: Recipe
         loss = model.loss(hidden, batch.labels.flatten(), recipe.loss) / valid
         loss.backward()
         if number == 1:
-            trace.grads = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+            trace.grads = {
+                name: p.grad.clone() for name, p in parameters.items() if p.grad is not None
+            }
         limit = recipe.clip_grad or float("inf")
         trace.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         trace.losses.append(loss.item())

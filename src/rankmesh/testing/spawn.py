@@ -1,7 +1,8 @@
 """A pool of worker processes for tests over Gloo.
 
-Owns a zygote: a process that has imported torch once and forks the workers of each job, so that a job starts in
-milliseconds and always from a clean state. Jobs and results travel as JSON. It knows nothing of what a job does.
+Owns a zygote: a process that has imported torch once and forks the workers of each job, so that a
+job starts in milliseconds and always from a clean state. Jobs and results travel as JSON. It knows
+nothing of what a job does.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class WorkerError(AssertionError):
 class Pool:
     """Runs `module:function` on several forked ranks. Use as a context manager, or call close().
 
-    A target has the signature `target(worker: rankmesh.testing.worker.Worker, **kwargs)` and returns something
-    that JSON can carry.
+    A target has the signature `target(worker: rankmesh.testing.worker.Worker, **kwargs)` and
+    returns something that JSON can carry.
     """
 
     def __init__(self, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
@@ -37,26 +38,44 @@ class Pool:
             env=env,
         )
 
-    def run(self, target: str, world_size: int, *, timeout: float = 60.0, **kwargs: Any) -> list[Any]:
-        """Results of `target` on every rank, in rank order. Raises WorkerError on failure or time-out."""
+    def run(
+        self, target: str, world_size: int, *, timeout: float = 60.0, **kwargs: Any
+    ) -> list[Any]:
+        """Results of `target` on every rank, in rank order. Raises WorkerError on failure or time-
+        out.
+        """
         with tempfile.TemporaryDirectory(prefix="rankmesh-job-") as folder:
             reply = self._ask(target, world_size, timeout, folder, kwargs)
             if not reply["ok"]:
-                raise WorkerError(f"{target} on {world_size} ranks: {reply['error']}\n{_logs(Path(folder))}")
+                raise WorkerError(
+                    f"{target} on {world_size} ranks: {reply['error']}\n{_logs(Path(folder))}"
+                )
             files = [Path(folder) / f"result-{rank}.json" for rank in range(world_size)]
             return [json.loads(file.read_text()) for file in files]
 
-    def fail(self, target: str, world_size: int, *, timeout: float = 60.0, **kwargs: Any) -> tuple[str, str]:
-        """For jobs that must fail: (reason, all ranks' output). Raises WorkerError where it succeeds."""
+    def fail(
+        self, target: str, world_size: int, *, timeout: float = 60.0, **kwargs: Any
+    ) -> tuple[str, str]:
+        """For jobs that must fail: (reason, all ranks' output). Raises WorkerError where it
+        succeeds.
+        """
         with tempfile.TemporaryDirectory(prefix="rankmesh-job-") as folder:
             reply = self._ask(target, world_size, timeout, folder, kwargs)
             if reply["ok"]:
                 raise WorkerError(f"{target} on {world_size} ranks was expected to fail")
             return str(reply["error"]), _logs(Path(folder))
 
-    def _ask(self, target: str, world_size: int, timeout: float, folder: str, kwargs: Any) -> dict[str, Any]:
+    def _ask(
+        self, target: str, world_size: int, timeout: float, folder: str, kwargs: Any
+    ) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        job = {"target": target, "world_size": world_size, "timeout": timeout, "folder": folder, "kwargs": kwargs}
+        job = {
+            "target": target,
+            "world_size": world_size,
+            "timeout": timeout,
+            "folder": folder,
+            "kwargs": kwargs,
+        }
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -75,7 +94,10 @@ class Pool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -20,7 +20,9 @@ _TIMEOUT_S = 20.0
 
 
 class _Table:
-    """Where the ranks lay down their tensors, and the barrier that they pass before and after reading."""
+    """Where the ranks lay down their tensors, and the barrier that they pass before and after
+    reading.
+    """
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=_TIMEOUT_S)

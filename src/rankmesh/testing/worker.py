@@ -21,6 +21,9 @@ from rankmesh.comm.mesh import Mesh
 from rankmesh.comm.seam import Ledger, Seam, TorchTransport
 from rankmesh.topology.plan import ParallelPlan
 
+# torch's type stubs do not export the stores.
+_stores: Any = dist
+
 
 @dataclass
 class Worker:
@@ -31,9 +34,9 @@ class Worker:
     folder: Path
     timeout: float
 
-    def store(self) -> dist.Store:
+    def store(self) -> Any:
         """A rendezvous store of this job."""
-        return dist.FileStore(str(self.folder / "store"), self.world_size)
+        return _stores.FileStore(str(self.folder / "store"), self.world_size)
 
     def start(self) -> None:
         """Create the world group over Gloo; a second call does nothing."""

@@ -1,4 +1,5 @@
-"""The zygote behind `spawn.Pool`: reads a job a line from stdin, forks its ranks, answers a line on stdout.
+"""The zygote behind `spawn.Pool`: reads a job a line from stdin, forks its ranks, answers a line on
+stdout.
 
 It imports torch and the package once and starts no thread, so that forking stays safe.
 """
@@ -50,7 +51,9 @@ def _wait(pids: dict[int, int], timeout: float) -> str | None:
                 reason = f"rank {rank} ended with {_ending(status)}"
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
         elif time.monotonic() > deadline:
-            reason = reason or f"no end within {timeout:g} s: ranks {sorted(pids.values())} still ran"
+            reason = (
+                reason or f"no end within {timeout:g} s: ranks {sorted(pids.values())} still ran"
+            )
             for left in pids:
                 os.kill(left, signal.SIGKILL)
             deadline = float("inf")

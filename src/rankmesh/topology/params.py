@@ -1,6 +1,7 @@
 """ParamSpec and ParamTable: all that is known about a parameter, as plain values.
 
-Owns placements and the slices that follow from them. It knows no torch, no process group and no model family.
+Owns placements and the slices that follow from them. It knows no torch, no process group and no
+model family.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Shard:
-    """Dimension `dim` is cut at `boundaries` along the axis; `replicas` neighbouring ranks hold one slice.
+    """Dimension `dim` is cut at `boundaries` along the axis; `replicas` neighbouring ranks hold one
+    slice.
 
-    `boundaries` has one more entry than there are slices, from 0 to the dimension's size, so sizes may be
-    uneven. With tp 4 and 2 KV heads of 8, boundaries (0, 8, 16) and replicas 2 give ranks 0,1 the first head.
+    `boundaries` has one more entry than there are slices, from 0 to the dimension's size, so sizes
+    may be uneven. With tp 4 and 2 KV heads of 8, boundaries (0, 8, 16) and replicas 2 give ranks
+    0,1 the first head.
     """
 
     dim: int
@@ -57,9 +60,10 @@ class Init:
 class ParamSpec:
     """One logical parameter (DESIGN: unfused, unpadded, the same on every mesh).
 
-    name: logical name. shape: unpadded global shape. placements: axis name -> placement (absent = Replicate).
-    grad_sum: group names over which this replica's gradient is only partial. view: dense or expert mesh view.
-    stages: pipeline stages that hold it (tied weights have two). shard_unit: whether ZeRO may cut inside it.
+    name: logical name. shape: unpadded global shape. placements: axis name -> placement (absent =
+    Replicate). grad_sum: group names over which this replica's gradient is only partial. view:
+    dense or expert mesh view. stages: pipeline stages that hold it (tied weights have two).
+    shard_unit: whether ZeRO may cut inside it.
     """
 
     name: str
@@ -82,7 +86,9 @@ class ParamSpec:
     def _check_shard(self, axis: str, shard: Shard) -> None:
         bounds = shard.boundaries
         if not 0 <= shard.dim < len(self.shape):
-            raise PlanError(f"{self.name}: axis {axis} shards dim {shard.dim} of shape {self.shape}")
+            raise PlanError(
+                f"{self.name}: axis {axis} shards dim {shard.dim} of shape {self.shape}"
+            )
         if bounds[0] != 0 or bounds[-1] != self.shape[shard.dim] or list(bounds) != sorted(bounds):
             raise PlanError(
                 f"{self.name}: boundaries {bounds} of axis {axis} do not cover dim {shard.dim} "
@@ -106,10 +112,11 @@ class ParamSpec:
         return tuple(s.stop - s.start for s in self.slices(axis_ranks))
 
     def is_first_holder(self, axis_ranks: Mapping[str, int]) -> bool:
-        """True for exactly one of the ranks that hold this slice, over the axes that place the parameter.
+        """True for exactly one of the ranks that hold this slice, over the axes that place the
+        parameter.
 
-        `axis_ranks` names every axis over which the parameter may repeat (tp, and later cp and ep); an axis
-        without a placement counts as replicated.
+        `axis_ranks` names every axis over which the parameter may repeat (tp, and later cp and ep);
+        an axis without a placement counts as replicated.
         """
         for axis, rank in axis_ranks.items():
             placement = self.placements.get(axis, Replicate())
@@ -128,7 +135,9 @@ class ParamTable:
     def __post_init__(self) -> None:
         names = [spec.name for spec in self.specs]
         if len(set(names)) != len(names):
-            raise PlanError(f"parameter names repeat: {sorted({n for n in names if names.count(n) > 1})}")
+            raise PlanError(
+                f"parameter names repeat: {sorted({n for n in names if names.count(n) > 1})}"
+            )
 
     def __iter__(self) -> Iterator[ParamSpec]:
         return iter(self.specs)

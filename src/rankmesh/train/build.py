@@ -1,7 +1,7 @@
 """From a config to what a run is made of, before any process group: model, plan, data, weights.
 
-Owns every check that needs no peer, so that wrong input is refused before anything starts. It opens files and
-reads no weights.
+Owns every check that needs no peer, so that wrong input is refused before anything starts. It opens
+files and reads no weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Job:
 
     @property
     def tokenizer(self) -> str | None:
-        """The tokenizer to save beside the weights: the config's, or the one that made the token files."""
+        """The tokenizer to save beside the weights: the config's, or the one that made the token
+        files.
+        """
         if self.config.data.tokenizer is not None:
             return self.config.data.tokenizer
         meta = self.train.files[0].meta
@@ -60,7 +62,9 @@ class Job:
 
 
 def prepare_job(config: RunConfig, world_size: int) -> Job:
-    """Check `config` for a world of `world_size` ranks. Raises UserError, in one line, where it cannot run."""
+    """Check `config` for a world of `world_size` ranks. Raises UserError, in one line, where it
+    cannot run.
+    """
     weights = open_weights(Path(config.model.init_from)) if config.model.init_from else None
     spec = model_spec(config.model, weights.spec if weights is not None else None)
     if weights is not None:
@@ -71,7 +75,9 @@ def prepare_job(config: RunConfig, world_size: int) -> Job:
     param_table(spec, plan)
     train = _samples(config, "train", spec)
     if train is None:
-        raise ConfigError("data.train is empty: name the prefix of a token file (see `rankmesh prepare --help`)")
+        raise ConfigError(
+            "data.train is empty: name the prefix of a token file (see `rankmesh prepare --help`)"
+        )
     return Job(
         config=config,
         spec=spec,

@@ -17,10 +17,11 @@ from rankmesh.train.step import stage_input
 
 @torch.no_grad()
 def evaluate(run: Run, samples: Samples) -> float:
-    """Mean cross entropy (nats a token) over the first `train.eval_steps` global batches of `samples`.
+    """Mean cross entropy (nats a token) over the first `train.eval_steps` global batches of
+    `samples`.
 
-    Always the same samples, in file order. Collectives: those of the forward passes, and one all-reduce over
-    the world of 2 fp64 values.
+    Always the same samples, in file order. Collectives: those of the forward passes, and one all-
+    reduce over the world of 2 fp64 values.
     """
     config = run.config.train
     place = run.mesh.coordinate
@@ -29,7 +30,9 @@ def evaluate(run: Run, samples: Samples) -> float:
     total = torch.zeros(2, dtype=torch.float64, device=run.mesh.device)
     for step in range(loader.num_steps):
         for batch in loader.step(step):
-            total[0] += forward(run.chunk, stage_input(batch, run.mesh, dropout=None), LossOptions())
+            total[0] += forward(
+                run.chunk, stage_input(batch, run.mesh, dropout=None), LossOptions()
+            )
             total[1] += int((batch.labels != IGNORED).sum())
     if not run.speaks:
         total.zero_()

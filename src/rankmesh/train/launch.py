@@ -210,7 +210,11 @@ def _signals(run_id: str) -> Iterator[None]:
 
 
 def _explain(failures: Mapping[int, ProcessFailure], folder: Path) -> tuple[str, int]:
-    """One line about the rank that failed first, and the exit code of the run."""
+    """One line about the rank that failed first, and the exit code of the run.
+
+    In this order: an error that a rank has recorded, a rank ended by a signal, a rank that ended
+    without a record; only then a rank that lost another.
+    """
     first = first_failure({rank: one.error_file_data for rank, one in failures.items()})
     if first is not None and not first.by_peer:
         if first.known:
@@ -218,35 +222,30 @@ def _explain(failures: Mapping[int, ProcessFailure], folder: Path) -> tuple[str,
         trace = folder / f"rank-{first.rank:05}.traceback"
         trace.write_text(first.trace)
         return f"{first.line} (traceback: {trace})", first.code
-    # SIGTERM is what the agent ends the others with.
-    killed = [
-        (one.timestamp, rank)
+    mute = {
+        rank: one
         for rank, one in failures.items()
-        if one.exitcode < 0 and one.exitcode != -signal.SIGTERM
-    ]
-    if killed:
-        rank = min(killed)[1]
-        number = -failures[rank].exitcode
-        hint = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
-        return f"rank {rank} was ended by {signal.Signals(number).name}{hint}; {_logs(folder)}", 1
-    if first is not None:
-        return f"{first.line}; {_logs(folder)}", first.code
-    rank = min(failures, key=lambda rank: (failures[rank].exitcode < 0, failures[rank].timestamp))
-    code = failures[rank].exitcode
-    said = _last_line(Path(_stream(folder, rank, "err"))) if rank else ""
-    text = f"rank {rank} ended with exit code {code}{': ' if said else ''}{said}; {_logs(folder)}"
-    return text, code if code == 2 else 1
+        # SIGTERM is what the agent ends the others with; a record has a file.
+        if one.exitcode != -signal.SIGTERM and not Path(one.error_file).is_file()
+    }
+    if mute:
+        rank = min(mute, key=lambda rank: (mute[rank].exitcode > 0, mute[rank].timestamp, rank))
+        return f"rank {rank} {_ending(rank, mute[rank].exitcode, folder)}; logs: {folder}", (
+            2 if mute[rank].exitcode == 2 else 1
+        )
+    text = "the ranks were ended from outside" if first is None else first.line
+    return f"{text}; logs: {folder}", 1
 
 
-def _logs(folder: Path) -> str:
-    return f"logs: {folder}"
-
-
-def _last_line(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+def _ending(rank: int, code: int, folder: Path) -> str:
+    """How a rank ended that has left no record: its signal, or its code and last words."""
+    if code < 0:
+        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{hint}"
+    path = folder / _stream(folder, rank, "err")
+    lines = path.read_text(errors="replace").split("\n") if path.is_file() else []
+    said = [line.strip() for line in lines if line.strip()]
+    return f"ended with exit code {code}" + (f": {said[-1]}" if said else "")
 
 
 def _processes(run_id: str) -> list[int]:

@@ -28,7 +28,9 @@ from rankmesh.train.step import StepResult, train_step
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `losses` has one entry a step; the others are None where nothing was evaluated."""
+    """What a run came to. `losses` has one entry a step; the others are None where nothing was
+    evaluated.
+    """
 
     losses: tuple[float, ...]
     valid_loss: float | None
@@ -38,14 +40,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the loop tells, on the ranks that listen. report: each step's figures. wait: a barrier for saves."""
+    """What the loop tells, on the ranks that listen. report: each step's figures. wait: a barrier
+    for saves.
+    """
 
     report: Callable[[StepMetrics], None]
     wait: Callable[[], None]
 
 
 def train_loop(run: Run, job: Job, run_dir: Path, hooks: Hooks) -> Result:
-    """Train for `train.steps` steps, evaluate and save as the config says, and once after the last step."""
+    """Train for `train.steps` steps, evaluate and save as the config says, and once after the last
+    step.
+    """
     config = run.config
     batch = run.batch
     order = SampleOrder(config.data.seed, len(job.train))

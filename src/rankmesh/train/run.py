@@ -1,7 +1,7 @@
 """Run: all that a training step needs, built once.
 
-Owns the assembly of chunk, optimizer and batch plan from a config, a spec and a mesh. It reads no file and
-starts no process.
+Owns the assembly of chunk, optimizer and batch plan from a config, a spec and a mesh. It reads no
+file and starts no process.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def segments(buffers: Buffers) -> list[Segment]:
 def owned_gradients(buffers: Buffers) -> tuple[Tensor, ...]:
     """The gradient elements that this rank owns in the global norm.
 
-    Of a slice held by several tp ranks the first holder owns it; replicas share it out evenly, so that none
-    sums alone.
+    Of a slice held by several tp ranks the first holder owns it; replicas share it out evenly, so
+    that none sums alone.
     """
     mesh = buffers.mesh
     axis_ranks = mesh.axis_ranks()

@@ -24,7 +24,9 @@ def checkpoint_folder(run_dir: Path, step: int) -> Path:
 
 
 def store_barrier(store: Store, run: Run) -> Callable[[], None]:
-    """A barrier of all ranks through the rendezvous store; a rank's failure ends it by the lifeline."""
+    """A barrier of all ranks through the rendezvous store; a rank's failure ends it by the
+    lifeline.
+    """
     numbers = itertools.count()
 
     def wait() -> None:
@@ -41,11 +43,13 @@ def store_barrier(store: Store, run: Run) -> Callable[[], None]:
     return wait
 
 
-def save_weights(run: Run, folder: Path, step: int, wait: Callable[[], None], tokenizer: str | None) -> None:
+def save_weights(
+    run: Run, folder: Path, step: int, wait: Callable[[], None], tokenizer: str | None
+) -> None:
     """Write the weights after `step`; every rank calls it.
 
-    Each logical element is written once, by the first of the tp ranks that hold it in the first replica;
-    nothing is gathered.
+    Each logical element is written once, by the first of the tp ranks that hold it in the first
+    replica; nothing is gathered.
     """
     axis_ranks = run.mesh.axis_ranks()
     buffers = run.chunk.buffers
@@ -55,5 +59,11 @@ def save_weights(run: Run, folder: Path, step: int, wait: Callable[[], None], to
         if buffers.group.index == 0 and entry.spec.is_first_holder(axis_ranks)
     ]
     write_weights(
-        folder, mine, spec=run.spec, step=step, rank=run.mesh.rank, barrier=wait, tokenizer=tokenizer
+        folder,
+        mine,
+        spec=run.spec,
+        step=step,
+        rank=run.mesh.rank,
+        barrier=wait,
+        tokenizer=tokenizer,
     )

@@ -1,7 +1,7 @@
 """One rank's life in a training run, from the config to the result.
 
-Owns the order: checks, run folder, start-up, model, preflight C, loop, status. Every rank runs it; rank 0 also
-keeps the run folder and the console.
+Owns the order: checks, run folder, start-up, model, preflight C, loop, status. Every rank runs it;
+rank 0 also keeps the run folder and the console.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Front:
 def train(config: RunConfig, launch: Launch, lifeline: Lifeline) -> Result:
     """Train as this rank of the launch; every rank calls it with the same config.
 
-    Raises UserError for a config that cannot run, MeshError for ranks that cannot work together, StepError for
-    a step that must not be applied.
+    Raises UserError for a config that cannot run, MeshError for ranks that cannot work together,
+    StepError for a step that must not be applied.
     """
     job = prepare_job(config, launch.world_size)
     run_dir = Path(config.log.run_dir)
@@ -70,7 +70,9 @@ def train(config: RunConfig, launch: Launch, lifeline: Lifeline) -> Result:
         lifeline.on_end = front.failed
         logger = _logger(launch, run_dir, front, stack) if launch.rank == 0 else None
         try:
-            startup = start(job.plan, launch, lifeline=lifeline, options=_options(job), logger=logger)
+            startup = start(
+                job.plan, launch, lifeline=lifeline, options=start_options(job), logger=logger
+            )
             # Only now: rank 0 has the folder, so that no line lands in another run's.
             logger = logger or _logger(launch, run_dir, front, stack)
             lifeline.logger = logger
@@ -104,21 +106,27 @@ def _logger(launch: Launch, run_dir: Path, front: Front, stack: ExitStack) -> lo
     return stack.enter_context(RankLog(launch.rank, folder=log_folder(run_dir), show=show)).logger
 
 
-def _options(job: Job) -> Options:
+def start_options(job: Job) -> Options:
+    """How the ranks of a job start, and what they must agree on."""
     config = job.config
     return Options(
         device=config.train.device,
         timeout_s=config.log.timeout_s,
-        agree={"config": digest(dump(config)), "data": digest([len(job.train), job.spec.to_dict()])},
+        agree={
+            "config": digest(dump(config)),
+            "data": digest([len(job.train), job.spec.to_dict()]),
+        },
         kv_replicas=kv_replicas(job.spec, job.plan),
         tied_embeddings=job.spec.tie_embeddings,
     )
 
 
 def preflight_c(run: Run, startup: Startup, *, loaded: bool) -> None:
-    """Compare parameters over the replicas and over tp: equal where they ought to be, different elsewhere.
+    """Compare parameters over the replicas and over tp: equal where they ought to be, different
+    elsewhere.
 
-    loaded: values come from files, where equal slices prove nothing. Raises MeshError with each finding.
+    loaded: values come from files, where equal slices prove nothing. Raises MeshError with each
+    finding.
     """
     mesh = run.mesh
     axis_ranks = mesh.axis_ranks()
@@ -132,7 +140,9 @@ def preflight_c(run: Run, startup: Startup, *, loaded: bool) -> None:
         )
     findings = []
     for axis in ("tp", "dp_cp"):
-        findings += check_shards(mesh.group(axis), shards, mesh.seam, mesh.device, host_of(startup.store))
+        findings += check_shards(
+            mesh.group(axis), shards, mesh.seam, mesh.device, host_of(startup.store)
+        )
     raise_fatal(findings)
 
 
@@ -140,8 +150,8 @@ def _summary(run: Run, job: Job) -> str:
     config, batch = run.config, run.batch
     return (
         f"{run.chunk.table.numel:,} parameters ({job.spec.family}), {len(job.train):,} samples of "
-        f"{config.data.seq_len} tokens, {batch.global_batch} a step in {batch.num_microbatches} microbatches of "
-        f"{batch.microbatch} on {batch.dp} replicas"
+        f"{config.data.seq_len} tokens, {batch.global_batch} a step in {batch.num_microbatches} "
+        f"microbatches of {batch.microbatch} on {batch.dp} replicas"
     )
 
 

@@ -1,7 +1,7 @@
 """One optimizer step: microbatches, reduction, norm, update.
 
-Owns the order of a step and its numbers: the loss is the sum of token losses of the global batch divided by its
-number of valid targets. It has no branch on a degree.
+Owns the order of a step and its numbers: the loss is the sum of token losses of the global batch
+divided by its number of valid targets. It has no branch on a degree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from rankmesh.train.run import Run
 
 @dataclass(frozen=True)
 class StepResult:
-    """Numbers of one step, equal on all ranks. `tokens` counts positions of real samples, `valid` targets."""
+    """Numbers of one step, equal on all ranks. `tokens` counts positions of real samples, `valid`
+    targets.
+    """
 
     step: int
     loss: float
@@ -48,7 +50,9 @@ def stage_input(batch: Microbatch, mesh: Mesh, *, dropout: tuple[int, int] | Non
 
 
 def count(batches: Sequence[Microbatch], mesh: Mesh) -> tuple[int, int]:
-    """(valid targets, tokens of real samples) of the global batch; one all-reduce over the replicas."""
+    """(valid targets, tokens of real samples) of the global batch; one all-reduce over the
+    replicas.
+    """
     valid = sum(int((batch.labels != IGNORED).sum()) for batch in batches)
     tokens = sum(int((batch.samples >= 0).sum()) * batch.tokens.shape[1] for batch in batches)
     both = torch.tensor([valid, tokens], dtype=torch.int64, device=mesh.device)
@@ -57,11 +61,14 @@ def count(batches: Sequence[Microbatch], mesh: Mesh) -> tuple[int, int]:
     return agreed[0], agreed[1]
 
 
-def train_step(run: Run, number: int, batches: Sequence[Microbatch], *, stop: bool = False) -> StepResult:
+def train_step(
+    run: Run, number: int, batches: Sequence[Microbatch], *, stop: bool = False
+) -> StepResult:
     """Step `number` (from 1) on this replica's microbatches.
 
-    Collectives: the count, those of the model, one for each gradient bucket, those of `grad_sum`, one for the
-    norm. Raises StepError on every rank when loss or gradient is not finite; the weights are then untouched.
+    Collectives: the count, those of the model, one for each gradient bucket, those of `grad_sum`,
+    one for the norm. Raises StepError on every rank when loss or gradient is not finite; the
+    weights are then untouched.
     """
     lr = run.lr.at(number)
     valid, tokens = count(batches, run.mesh)
@@ -75,7 +82,9 @@ def train_step(run: Run, number: int, batches: Sequence[Microbatch], *, stop: bo
     buffers.finish()
     verdict = agree(run.owned, _spoken(run, loss_sum), run.mesh, stop=stop)
     if not verdict.finite:
-        raise StepError(f"step {number}: {_diagnosis(run, inputs)}; the weights keep their last values")
+        raise StepError(
+            f"step {number}: {_diagnosis(run, inputs)}; the weights keep their last values"
+        )
     norm = verdict.norm / valid
     buffers.grads.mul_(clip_factor(norm, run.config.optimizer.clip_grad) / valid)
     run.optimizer.step(lr)
@@ -90,8 +99,9 @@ def _spoken(run: Run, loss_sum: Tensor) -> Tensor:
 def _diagnosis(run: Run, inputs: Sequence[StageInput]) -> str:
     """Replay the step without reductions and name the first rank and quantity that is not finite.
 
-    After the reduction every replica holds the same NaN, so only the replay can tell where it began. The step
-    is deterministic, hence costs nothing as long as all goes well. Issues one all-reduce over the world.
+    After the reduction every replica holds the same NaN, so only the replay can tell where it
+    began. The step is deterministic, hence costs nothing as long as all goes well. Issues one all-
+    reduce over the world.
     """
     buffers = run.chunk.buffers
     buffers.begin_step()

@@ -1,0 +1,73 @@
+"""How two sides are compared: interleaved pairs, medians, spread, and a matmul that shows the noise.
+
+Owns the order of the runs and the figures made of them. It knows no model and no process group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+_SIZE, _REPEATS = 1024, 6
+
+
+def gflops() -> float:
+    """What one thread multiplies now, in GFLOP/s: fp32 matrices of 1024 x 1024, the median of a few products."""
+    a, b = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
+    out = torch.empty(_SIZE, _SIZE)
+    taken = [seconds(lambda: torch.mm(a, b, out=out)) for _ in range(_REPEATS)]
+    return 2 * _SIZE**3 / median(taken) / 1e9
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def interleave(
+    sides: Sequence[Callable[[], Any]], rounds: int, barrier: Callable[[], None]
+) -> tuple[list[list[float]], list[float]]:
+    """Run every side once a round, in an order that turns round each time: A B, B A, A B, ...
+
+    Returns the seconds of each side's runs and the GFLOP/s before, between and after the rounds. All processes
+    of a job call it alike; `barrier` makes them start each run together.
+    """
+    taken: list[list[float]] = [[] for _ in sides]
+    speeds = []
+    for number in range(rounds):
+        barrier()
+        speeds.append(gflops())
+        order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
+        for side in order:
+            barrier()
+            taken[side].append(seconds(sides[side]))
+    barrier()
+    speeds.append(gflops())
+    return taken, speeds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, quartiles and extremes of some figures."""
+
+    median: float
+    low: float
+    quarter: float
+    three_quarters: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        ends = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        return Spread(median(values), min(values), ends[0], ends[2], max(values))
+
+
+def slowest(per_rank: Sequence[Sequence[float]]) -> list[float]:
+    """A run of several processes takes as long as its slowest one."""
+    return [max(times) for times in zip(*per_rank, strict=True)]

@@ -1,0 +1,68 @@
+"""The checks that mutants name: what runs, on how many ranks, with which arguments.
+
+A table without torch, so that the test process need not import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SGD = {"name": "sgd", "lr": 0.05, "clip_grad": 0.0}
+ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip_grad": 0.5}
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
+
+
+@dataclass(frozen=True)
+class Check:
+    """`target` ("module:function") is called on every one of `ranks` processes with `args`."""
+
+    target: str
+    ranks: int = 1
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+def _parity(family: str, tp: int, dp: int, **args: Any) -> Check:
+    """A mesh against the oracle, three steps in fp64."""
+    args = {"family": family, "tp": tp, "dp": dp, "optimizer": SGD} | args
+    return Check("tests.gloo.parity:case", tp * dp, args)
+
+
+def _fact(name: str, **args: Any) -> Check:
+    return Check(f"tests.mutants.facts:{name}", 1, args)
+
+
+CHECKS = {
+    "llama": _parity("llama", 1, 1),
+    "llama adamw": _parity("llama", 1, 1, optimizer=ADAMW),
+    "llama clipped": _parity("llama", 1, 1, optimizer=SGD | {"clip_grad": 0.5}),
+    "llama momentum": _parity("llama", 1, 1, optimizer=SGD | {"momentum": 0.9}),
+    "llama dropout": _parity("llama", 1, 1, model=DROPOUT),
+    "llama empty step": _parity("llama", 1, 1, optimizer=ADAMW, mask="all"),
+    "llama schedule": _parity(
+        "llama", 1, 1,
+        optimizer=SGD | {"schedule": "linear", "warmup_steps": 2, "decay_steps": 4},
+        rates=[0.025, 0.05, 0.05],
+    ),
+    "llama tp2": _parity("llama", 2, 1),
+    "llama tp2 terms": _parity("llama", 2, 1, train={"z_loss": 0.05, "label_smoothing": 0.1}),
+    "llama tp2 dropout": _parity("llama", 2, 1, model=DROPOUT),
+    "llama tp4": _parity("llama", 4, 1),
+    "llama dp2": _parity("llama", 1, 2),
+    "llama dp2 rows": _parity("llama", 1, 2, mask="rows"),
+    "llama dp2 dropout": _parity("llama", 1, 2, model=DROPOUT),
+    "llama tp2 dp2": _parity("llama", 2, 2, optimizer=ADAMW, model=DROPOUT),
+    "gpt2 adamw": _parity("gpt2", 1, 1, optimizer=ADAMW),
+    "gpt2 tp2": _parity("gpt2", 2, 1),
+    "gpt2 dp2": _parity("gpt2", 1, 2),
+    "formula llama": _fact("formula", family="llama"),
+    "formula llama explicit": _fact("formula", family="llama", explicit=True),
+    "formula llama 3": _fact("formula", family="llama", scaled=True),
+    "formula gpt2": _fact("formula", family="gpt2"),
+    "formula gpt2 exact gelu": _fact("formula", family="gpt2", mlp="gelu"),
+    "dropout": _fact("dropout"),
+    "attention dropout": _fact("attention_dropout"),
+    "initial": _fact("initial"),
+    "batches": _fact("batches"),
+    "rates": _fact("rates"),
+}  # fmt: skip
