@@ -12,8 +12,7 @@ import numpy as np
 
 from rankmesh.comm.mesh import single_mesh
 from rankmesh.config.load import load_config
-from rankmesh.data.indexed import TokenFile, TokenWriter
-from rankmesh.data.meta import TokenMeta
+from rankmesh.data.indexed import TokenWriter
 from rankmesh.train.build import Job, prepare_job
 from rankmesh.train.run import Run, assemble
 
@@ -37,6 +36,7 @@ bucket_mb = 0.01
 train = ["{folder}/train"]
 valid = ["{folder}/valid"]
 seq_len = 12
+tokenizer = "bytes"
 [optimizer]
 lr = 1e-2
 schedule = "constant"
@@ -52,17 +52,16 @@ run_dir = "{folder}/run"
 
 
 def token_file(prefix: Path, num_tokens: int, seed: int = 0) -> Path:
-    """A token file of random bytes, as `rankmesh prepare --tokenizer bytes` would leave it."""
+    """A token file of random bytes."""
     tokens = np.random.default_rng(seed).integers(0, VOCAB - 1, num_tokens)
     with TokenWriter(prefix, VOCAB) as writer:
         writer.add(tokens)
-        meta = TokenMeta.of(tokenizer="bytes", vocab_size=VOCAB, eod_id=VOCAB - 1)
-        writer.commit(meta)
+        writer.commit()
     return prefix
 
 
 def write_config(folder: Path) -> Path:
-    """A config with its data: 8 layers' worth of nothing, 40 training and 9 validation samples."""
+    """A config with its data: 40 samples to train on, 9 to evaluate."""
     token_file(folder / "train", 40 * SEQ_LEN + 1, seed=1)
     token_file(folder / "valid", 9 * SEQ_LEN + 1, seed=2)
     path = folder / "config.toml"
@@ -75,6 +74,3 @@ def single_run(path: Path, overrides: Sequence[str] = ()) -> tuple[Run, Job]:
     config = load_config(path, overrides)
     job = prepare_job(config, 1)
     return assemble(config, job.spec, single_mesh(), job.source), job
-
-
-__all__ = ["CONFIG", "SEQ_LEN", "VOCAB", "TokenFile", "single_run", "token_file", "write_config"]

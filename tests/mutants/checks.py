@@ -52,6 +52,8 @@ CHECKS = {
     "llama dp2 rows": _parity("llama", 1, 2, mask="rows"),
     "llama dp2 dropout": _parity("llama", 1, 2, model=DROPOUT),
     "llama tp2 dp2": _parity("llama", 2, 2, optimizer=ADAMW, model=DROPOUT),
+    # Slices of one size: a sum over the wrong ranks then fails by its values, not by a crash.
+    "llama tp2 dp2 even": _parity("llama", 2, 2, model={"vocab_size": 64, "ffn_size": 36}),
     "gpt2 adamw": _parity("gpt2", 1, 1, optimizer=ADAMW),
     "gpt2 tp2": _parity("gpt2", 2, 1),
     "gpt2 dp2": _parity("gpt2", 1, 2),

@@ -61,6 +61,7 @@ class Ledger:
     waited_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def record(self, event: Event) -> None:
+        """Add one collective to the totals, and to the list where it is kept."""
         self.wire_bytes[event.axis] += event.wire_bytes
         self.calls[event.axis] += 1
         if self.keep_events:
@@ -140,6 +141,7 @@ class Handle:
     tensors: Sequence[Tensor] = ()
 
     def wait(self) -> None:
+        """Block until the result may be read; on CUDA until the stream may go on."""
         if self.work is None:
             return
         start = time.perf_counter()

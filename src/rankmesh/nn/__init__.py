@@ -4,7 +4,7 @@ Shape letters: N tokens of this rank in (sample, position) order, B samples, T t
 hidden, D head dim, V vocabulary.
 """
 
-from rankmesh.nn.attention import Attention, AttentionOptions, causal_attention
+from rankmesh.nn.attention import Attention
 from rankmesh.nn.dropout import DropoutKey, dropout, keep_mask
 from rankmesh.nn.layers import Embedding, LayerNorm, Linear, RMSNorm
 from rankmesh.nn.layout import Layout
@@ -12,6 +12,7 @@ from rankmesh.nn.loss import IGNORED, LossOptions
 from rankmesh.nn.mlp import MLP
 from rankmesh.nn.parts import Parts, Piece
 from rankmesh.nn.rotary import Rotary, RotaryScaling, rotate
+from rankmesh.nn.softmax import AttentionOptions, causal_attention
 from rankmesh.nn.transformer import Block, Transformer
 
 __all__ = [

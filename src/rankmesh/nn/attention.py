@@ -12,9 +12,7 @@ from rankmesh.nn.layers import Linear
 from rankmesh.nn.layout import Layout
 from rankmesh.nn.parts import Piece
 from rankmesh.nn.rotary import Phases, rotate
-from rankmesh.nn.softmax import AttentionOptions, causal_attention
-
-__all__ = ["Attention", "AttentionOptions", "causal_attention"]
+from rankmesh.nn.softmax import AttentionOptions
 
 
 class Attention(Piece):

@@ -135,6 +135,7 @@ class VocabularyHead:
     rows: Mapping[Tensor, Rows]
 
     def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
+        """Sum of token losses; hidden [N, H], labels [N]."""
         (logits,) = _Linear.apply(hidden, weight, self.products[weight])
         return vocabulary_cross_entropy(logits, labels, self.rows[weight], options)
 

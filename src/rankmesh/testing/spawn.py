@@ -85,6 +85,7 @@ class Pool:
         return reply
 
     def close(self) -> None:
+        """End the zygote."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(timeout=10)

@@ -45,6 +45,7 @@ class ThreadTransport:
         return stacked
 
     def all_reduce(self, tensor: Tensor, group: Group, op: str) -> None:
+        """In place."""
         stacked = self._exchange(tensor, group)
         result = stacked.sum(dim=0) if op == "sum" else getattr(stacked, op)(dim=0).values
         tensor.copy_(result)
@@ -53,6 +54,7 @@ class ThreadTransport:
         out.copy_(self._exchange(tensor, group).view_as(out))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group) -> None:
+        """The sum's part of this rank."""
         total = self._exchange(tensor, group).sum(dim=0)
         out.copy_(total.view(group.size, -1)[group.index].view_as(out))
 

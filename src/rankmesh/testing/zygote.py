@@ -69,6 +69,7 @@ def _ending(status: int) -> str:
 
 
 def main() -> None:
+    """Serve jobs until stdin ends."""
     sys.path.insert(0, str(Path.cwd()))
     for line in sys.stdin:
         job = json.loads(line)

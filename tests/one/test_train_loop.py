@@ -1,0 +1,192 @@
+"""The training loop on one rank: steps, figures, evaluations, saves, and what it keeps in memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rankmesh.checkpoint.source import open_weights
+from rankmesh.data.loader import Loader, Microbatch
+from rankmesh.nn import IGNORED, LossOptions
+from rankmesh.obs.metrics import StepMetrics
+from rankmesh.train.loop import Hooks, Result, train_loop
+from rankmesh.train.run import Run
+from rankmesh.train.step import train_step
+from tests import runs
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return runs.write_config(tmp_path)
+
+
+def train(
+    config: Path, overrides: Sequence[str] = (), listen: Callable[[StepMetrics], object] = id
+) -> tuple[Result, list[StepMetrics], Run]:
+    """One run, its figures and what is left of it. `listen` hears of each step."""
+    run, job = runs.single_run(config, overrides)
+    seen: list[StepMetrics] = []
+
+    def report(metrics: StepMetrics) -> None:
+        seen.append(metrics)
+        listen(metrics)
+
+    folder = Path(job.config.log.run_dir)
+    result = train_loop(run, job, folder, Hooks(report=report, wait=lambda: None))
+    return result, seen, run
+
+
+def log_updates(monkeypatch: pytest.MonkeyPatch, counter: list[int]) -> None:
+    """Let `counter` take the tokens of every microbatch that the loop is fed."""
+    plain = Loader.step
+
+    def step(self: Loader, number: int) -> list[Microbatch]:
+        batches = plain(self, number)
+        counter.append(sum(int((b.samples >= 0).sum()) * b.tokens.shape[1] for b in batches))
+        return batches
+
+    monkeypatch.setattr(Loader, "step", step)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 6, 7, 40])
+def test_steps_and_tokens_are_those_asked_for(
+    batch: int, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field report L10: windows that do not divide the data set, an epoch's end inside the run.
+
+    Exactly `train.steps` updates; the tokens in the log are the tokens fed.
+    """
+    fed: list[int] = []
+    log_updates(monkeypatch, fed)
+    steps = 9
+    updates = []
+    plain = torch.optim.adamw.adamw
+
+    def adamw(*args: Any, **options: Any) -> None:
+        updates.append(options["lr"])
+        plain(*args, **options)
+
+    monkeypatch.setattr("rankmesh.optim.update.adamw", adamw)
+    changes = [f"train.steps={steps}", f"train.global_batch_size={batch}", "data.valid=[]"]
+    result, seen, _ = train(config, changes)
+    assert len(result.losses) == len(seen) == steps
+    assert [metrics.step for metrics in seen] == list(range(1, steps + 1))
+    assert len(updates) == 2 * steps  # matrices, and what does not decay
+    assert [metrics.tokens for metrics in seen] == fed == [batch * runs.SEQ_LEN] * steps
+
+
+def test_rates_and_totals_agree(config: Path) -> None:
+    """Field report L14: three microbatches a step; rate x time is the tokens of the step.
+
+    The sum over the log lines is the total of the run.
+    """
+    _, seen, run = train(config)
+    assert run.batch.num_microbatches == 3
+    total = 6 * 6 * runs.SEQ_LEN
+    assert sum(metrics.tokens for metrics in seen) == total
+    elapsed = [metrics.tokens_per_s * metrics.step_time_s for metrics in seen]
+    assert sum(elapsed) == pytest.approx(total, rel=1e-9)
+
+
+def forced(run: Run, means: Sequence[float]) -> None:
+    """The model's token losses of microbatch j become means[j], whatever it computes."""
+    left = iter(means)
+
+    def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
+        return hidden.sum() * 0.0 + next(left) * int((labels != IGNORED).sum())
+
+    run.chunk.model.use(replace(run.chunk.model.parts, head_loss=head_loss))
+
+
+def rows_with(counts: Sequence[int]) -> list[Microbatch]:
+    """Microbatches of one row with so many valid labels each."""
+    made = []
+    for number, count in enumerate(counts):
+        labels = torch.full((1, 8), IGNORED)
+        labels[0, :count] = 1
+        made.append(Microbatch(torch.ones_like(labels), labels, torch.tensor([number])))
+    return made
+
+
+@pytest.mark.parametrize(("counts", "loss"), [([1, 1, 1, 1], 3.0), ([1, 1, 1, 5], 4.5)])
+def test_the_logged_loss_is_the_mean_over_targets(
+    counts: list[int], loss: float, config: Path
+) -> None:
+    """Field report L12: microbatch losses 1, 2, 3, 6; neither the last one nor a mean of means."""
+    run, _ = runs.single_run(config)
+    forced(run, [1.0, 2.0, 3.0, 6.0])
+    result = train_step(run, 1, rows_with(counts))
+    assert result.loss == loss and result.valid == sum(counts)
+
+
+def test_evaluations_are_equal_and_disturb_nothing(config: Path) -> None:
+    """Field report X16: with a rate too small to move a weight, three evaluations are one number.
+
+    With a real rate, a run with evaluations has, bit for bit, the losses of a run without.
+    """
+    still = ["optimizer.lr=1e-30", "optimizer.weight_decay=0", "train.eval_every=2"]
+    _, seen, _ = train(config, [*still, f"log.run_dir={config.parent / 'still'}"])
+    found = [metrics.eval_loss for metrics in seen if metrics.eval_loss is not None]
+    assert len(found) == 3 and len(set(found)) == 1
+    dropout = "model.dropout=0.2"
+    watched, _, _ = train(config, ["train.eval_every=1", dropout])
+    alone, _, _ = train(config, ["data.valid=[]", dropout, f"log.run_dir={config.parent / 'b'}"])
+    assert watched.losses == alone.losses
+    assert watched.valid_loss is not None and alone.valid_loss is None
+
+
+def test_when_it_evaluates_and_saves(config: Path) -> None:
+    """At the steps asked for and after the last one, never twice; a resumable name each."""
+    result, seen, run = train(config, ["train.eval_every=4", "checkpoint.every=2"])
+    assert [m.step for m in seen if m.eval_loss is not None] == [4, 6]
+    assert result.valid_loss == seen[-1].eval_loss
+    folder = Path(run.config.log.run_dir) / "checkpoints"
+    names = ["step-00000002", "step-00000004", "step-00000006"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    saved = open_weights(result.checkpoint)
+    whole = tuple(slice(0, n) for n in run.chunk.table["embed.weight"].shape)
+    assert torch.equal(saved.slice("embed.weight", whole), run.chunk.buffers.param("embed.weight"))
+
+
+def test_a_run_of_no_steps_still_evaluates_and_saves(config: Path) -> None:
+    """`train.steps=0`: what was loaded or made is measured and written."""
+    result, seen, _ = train(config, ["train.steps=0"])
+    assert result.losses == () and seen == []
+    assert result.valid_loss is not None and result.checkpoint.name == "step-00000000"
+
+
+def tensors() -> int:
+    """Tensors that Python can reach now."""
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+
+def test_nothing_grows_from_step_to_step(config: Path) -> None:
+    """Field report Y03: live tensors from step 3 to step 30, evaluations and saves in between."""
+    counts: list[int] = []
+    changes = ["train.steps=30", "train.eval_every=7", "checkpoint.every=10"]
+    train(config, changes, lambda metrics: counts.append(tensors()))
+    assert len(counts) == 30 and set(counts[2:]) == {counts[2]}
+
+
+def test_a_deleted_run_frees_its_memory(config: Path) -> None:
+    """Field report Y06: build, train, delete, three times over: as many live tensors as before."""
+    tensors()
+    before = None
+    for number in range(4):
+        _, _, run = train(config, ["train.steps=2", f"log.run_dir={config.parent / str(number)}"])
+        buffers = weakref.ref(run.chunk.buffers)
+        del run
+        left = tensors()
+        assert buffers() is None
+        # The first round also fills torch's own caches.
+        before = left if before is None else before
+        assert left == before
