@@ -187,6 +187,7 @@ def test_a_signal_ends_all(folder: Path, number: signal.Signals) -> None:
     assert not descendants(folder)
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(folder: Path) -> None:
     """Ranks that will not end have their grace; asked twice, they are killed."""
     started = parent("stubborn", 2, folder, grace_s=100)
@@ -199,6 +200,7 @@ def test_a_second_signal_does_not_wait(folder: Path) -> None:
     assert started.returncode == 128 + signal.SIGINT and not descendants(folder)
 
 
+@pytest.mark.slow
 def test_grace_is_limited(folder: Path) -> None:
     """Once asked, ranks that will not end are killed when their time is over."""
     started = parent("stubborn", 2, folder, grace_s=1)
@@ -208,6 +210,7 @@ def test_grace_is_limited(folder: Path) -> None:
     assert started.returncode == 128 + signal.SIGTERM and not descendants(folder)
 
 
+@pytest.mark.slow
 def test_ranks_do_not_outlive_their_launcher(folder: Path) -> None:
     """The launcher is killed outright: its store is gone, and the ranks end by themselves."""
     started = parent("quiet", 2, folder)
@@ -261,6 +264,7 @@ def test_slurm_variables_without_an_agent(folder: Path) -> None:
     assert not errors(texts[0]) and "boom on one" not in texts[0]
 
 
+@pytest.mark.slow
 def test_slurm_variables_and_a_good_end(folder: Path) -> None:
     """The keeper of the store leaves last."""
     ports = {"SLURM_JOB_ID": str(os.getpid() + 1), "SLURM_NTASKS": "2"}

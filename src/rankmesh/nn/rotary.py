@@ -41,7 +41,9 @@ class Rotary:
     def phases(self, layout: Layout, dtype: torch.dtype) -> Phases:
         """cos and sin, each [N, 1, D/2], in max(fp32, dtype)."""
         positions = layout.positions
-        angles = positions.to(torch.float64).unsqueeze(1) * self._frequencies.to(positions.device)
+        if self._frequencies.device != positions.device:
+            self._frequencies = self._frequencies.to(positions.device)
+        angles = positions.to(torch.float64).unsqueeze(1) * self._frequencies
         wide = torch.promote_types(dtype, torch.float32)
         return angles.cos().to(wide).unsqueeze(1), angles.sin().to(wide).unsqueeze(1)
 

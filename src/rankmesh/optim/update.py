@@ -51,7 +51,7 @@ class AdamW:
         self._groups = tuple(_groups(segments, weight_decay))
         self._m = [torch.zeros_like(segment.param) for segment in segments]
         self._v = [torch.zeros_like(segment.param) for segment in segments]
-        self._steps = [torch.zeros((), dtype=torch.float32) for _ in segments]
+        self._steps = [torch.zeros((), device=segment.param.device) for segment in segments]
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

@@ -76,6 +76,12 @@ class _Linear(torch.autograd.Function):
         return grad_x, None, None
 
 
+def multiply(x: Tensor, anchor: Tensor, product: Product) -> tuple[Tensor, ...]:
+    """The outputs of `product` for x [N, in]; `anchor` is its first weight as the module has it."""
+    outputs: tuple[Tensor, ...] = _Linear.apply(x, anchor, product)
+    return outputs
+
+
 @dataclass(frozen=True)
 class ColumnProducts:
     """The `column` part: outputs split over tp, input gradient summed over tp; 1 all-reduce
@@ -86,8 +92,7 @@ class ColumnProducts:
 
     def __call__(self, x: Tensor, linears: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
         anchor = linears[0].weight
-        outputs: tuple[Tensor, ...] = _Linear.apply(x, anchor, self.products[anchor])
-        return outputs
+        return multiply(x, anchor, self.products[anchor])
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,8 @@ class RowProducts:
     products: Mapping[Tensor, Product]
 
     def __call__(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        (y,) = _Linear.apply(x, linear.weight, self.products[linear.weight])
-        result: Tensor = y
-        return result
+        (y,) = multiply(x, linear.weight, self.products[linear.weight])
+        return y
 
 
 class _Deposit(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from rankmesh.comm.seam import Group, Seam
 from rankmesh.nn import IGNORED, LossOptions
 from rankmesh.parallel.buffers import Slot
-from rankmesh.parallel.linear import Product, _Linear
+from rankmesh.parallel.linear import Product, multiply
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,13 @@ class VocabularyHead:
 
     def loss(self, hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
         """Sum of token losses; hidden [N, H], labels [N]."""
-        (logits,) = _Linear.apply(hidden, weight, self.products[weight])
+        (logits,) = multiply(hidden, weight, self.products[weight])
         return vocabulary_cross_entropy(logits, labels, self.rows[weight], options)
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """This rank's columns [N, V_local]."""
-        (logits,) = _Linear.apply(hidden, weight, self.products[weight])
-        result: Tensor = logits
-        return result
+        (logits,) = multiply(hidden, weight, self.products[weight])
+        return logits
 
 
 def vocabulary_cross_entropy(
