@@ -6,6 +6,8 @@ own; nothing of the mesh enters it but the config, the data and the initial valu
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -54,10 +56,14 @@ class Differences:
             self._note(quantity, where, float(gap) / max(scale, 1e-30))
 
     def _note(self, quantity: str, where: str, relative: float) -> None:
-        known = self.worst.get(quantity)
-        # Not "relative > known": a NaN must not be passed over.
-        if known is None or not relative <= known.relative:
-            self.worst[quantity] = Difference(quantity, where, relative, self.limit)
+        # A NaN is the largest difference there is; unlike infinity this number is valid JSON.
+        relative = relative if math.isfinite(relative) else sys.float_info.max
+        found = Difference(quantity, where, relative, self.limit)
+        self.worst[quantity] = _worse(self.worst.get(quantity), found)
+
+
+def _worse(one: Difference | None, other: Difference) -> Difference:
+    return one if one is not None and one.relative >= other.relative else other
 
 
 # What rounding alone may do in a few steps: fp64 as the project's own proof, fp32 as its smaller
@@ -151,7 +157,5 @@ def merge(per_rank: Sequence[Sequence[Difference]]) -> list[Difference]:
     """The worst of each quantity over the ranks."""
     worst: dict[str, Difference] = {}
     for difference in (one for rank in per_rank for one in rank):
-        known = worst.get(difference.quantity)
-        if known is None or not difference.relative <= known.relative:
-            worst[difference.quantity] = difference
+        worst[difference.quantity] = _worse(worst.get(difference.quantity), difference)
     return list(worst.values())
