@@ -1,7 +1,7 @@
 """Set-up of all groups of large worlds, on torch's fake backend, and of small ones over Gloo.
 
-`python -m benchmarks.group_setup`. It measures Python and torch on one rank: on a real network each
-group also costs a round of the rendezvous store, which the Gloo figures hold.
+`python -m benchmarks.group_setup`. The fake worlds cost what one rank spends in Python and torch;
+the connections of the groups that it is in come on top, and are part of the Gloo figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fake(plan: ParallelPlan, rank: int) -> tuple[float, float]:
 def main() -> None:
     """Prints one line a world: groups, median seconds, and the memory of the process."""
     print("fake backend, one rank of the world")
-    print("ranks   plan                 groups  list s  make s (median of 7)  peak RSS MB")
+    print("ranks   plan                   groups  list s  make s (median of 7)  peak RSS MB")
     for world_size, axes in (
         (1024, {"tp": 8, "pp": 8}),
         (8192, {"tp": 8, "pp": 8}),
@@ -50,7 +50,7 @@ def main() -> None:
         listed, made = (statistics.median(times) for times in zip(*runs, strict=True))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         count = len(creation_order(plan)) - 1
-        row = f"{world_size:<7} {str(plan):<20} {count:<7} {listed:<7.3f} {made:<21.3f} {peak:.0f}"
+        row = f"{world_size:<7} {str(plan):<22} {count:<7} {listed:<7.3f} {made:<21.3f} {peak:.0f}"
         print(row)
     print("\nGloo, real processes on this machine: a whole start with preflight A and B")
     print("ranks   plan                 slowest rank s (median of 7)")

@@ -1,4 +1,7 @@
-"""The peer of the step benchmark: a trainer in one file, as a reader of the PyTorch tutorials would write it."""
+"""The peer of the step benchmark: a trainer in one file, as a reader of tutorials writes it.
+
+Owns a plain Llama and its step. It must not know this package.
+"""
 
 from __future__ import annotations
 

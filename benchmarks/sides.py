@@ -1,6 +1,7 @@
 """The sides of the step benchmark: our trainer, and its peers around the plain model.
 
-Owns how each is built, so that all start from the same weights and see the same batches. It measures nothing.
+Owns how each is built, so that all start from the same weights and see the same batches. It
+measures nothing.
 """
 
 from __future__ import annotations
@@ -163,8 +164,9 @@ def ddp_trainer(shape: Shape) -> Trainer:
 def dtensor_trainer(shape: Shape, tp: int) -> Trainer:
     """The same model under torch's tensor parallelism.
 
-    The form of torch's tutorial with three improvements for speed: norms hand over one DTensor, so that the
-    gradients of q, k and v (gate and up) are summed once; norms stay plain; the loss is parallel.
+    The form of torch's tutorial with what makes it fast: norms hand over one DTensor, so that the
+    gradients of q, k and v (gate and up) are summed once; norms themselves stay plain; the loss is
+    parallel. It issues as many all-reduces as we do.
     """
     mesh = init_device_mesh("cpu", (tp,))
     return DTensorTrainer(split(shape.plain(), mesh), LR)
@@ -206,7 +208,7 @@ class DTensorTrainer(Trainer):
         return loss.item()
 
     def clip(self) -> None:
-        """Torch's clipping refuses lists that mix DTensors (matrices) and plain tensors (norm weights)."""
+        """Torch's clipping refuses a list of both DTensors (matrices) and plain tensors (norms)."""
         kinds = [
             [p for p in self.model.parameters() if (p.dim() > 1) is matrix]
             for matrix in (True, False)

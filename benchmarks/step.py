@@ -1,14 +1,13 @@
-"""Benchmark of a whole optimizer step against what a PyTorch user would run otherwise, side by side.
+"""Benchmark of a whole optimizer step against what a PyTorch user would run otherwise.
 
-Owns the three comparisons, the command line and the table. Both sides of a comparison live in the same
-processes, start from the same weights, see the same batches, and take turns.
+Owns the three comparisons, the command line and the table. Both sides of a comparison live in the
+same processes, start from the same weights, see the same batches, and take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 from benchmarks import sides
 from benchmarks.sides import Shape
-from benchmarks.timing import Spread, interleave, slowest
+from benchmarks.timing import Spread, interleave
 from rankmesh.testing.spawn import Pool
 from rankmesh.testing.worker import Worker
 
@@ -29,7 +28,7 @@ _TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison: a mesh, the peer's name, and the least ratio of peer time to our time that is wanted."""
+    """One comparison: a mesh, the peer's name, and the ratio of peer time to our time wanted."""
 
     name: str
     peer: str
@@ -59,16 +58,31 @@ def job(worker: Worker, *, tp: int, dp: int, shape: dict[str, int], pairs: int) 
         sides.our_steps(sides.our_run(worker, sized, tp, dp), batches),
         sides.peer_steps(peer, batches),
     )
-    losses: list[list[float]] = [[], []]
-    runs = [lambda i=i: losses[i].append(steps[i]()) for i in range(2)]
-    for run in runs * _WARM_UP:
+    losses: tuple[list[float], list[float]] = ([], [])
+
+    def ours() -> None:
+        losses[0].append(steps[0]())
+
+    def theirs() -> None:
+        losses[1].append(steps[1]())
+
+    for run in (ours, theirs) * _WARM_UP:
         run()
-    taken, speeds = interleave(runs, pairs, dist.barrier)
-    return {"seconds": taken, "losses": losses, "gflops": speeds}
+    taken, speeds = interleave((ours, theirs), pairs, dist.barrier)
+    return {
+        "wall": [[run.wall for run in side] for side in taken],
+        "cpu": [[run.cpu for run in side] for side in taken],
+        "losses": losses,
+        "gflops": speeds,
+    }
 
 
 def measure(pool: Pool, cell: Cell, shape: Shape, pairs: int) -> dict[str, Any]:
-    """The figures of one comparison. A loss of a peer over several replicas is the mean of the ranks' own."""
+    """The figures of one comparison.
+
+    A step takes as long as its slowest rank, and as much CPU time as all ranks together. A loss of
+    a peer with several replicas is the mean of the ranks' own.
+    """
     ranks = pool.run(
         "benchmarks.step:job",
         cell.tp * cell.dp,
@@ -78,61 +92,66 @@ def measure(pool: Pool, cell: Cell, shape: Shape, pairs: int) -> dict[str, Any]:
         shape=shape.to_dict(),
         pairs=pairs,
     )
-    ours, peer = (slowest([rank["seconds"][side] for rank in ranks]) for side in (0, 1))
-    ratios = [b / a for a, b in zip(ours, peer, strict=True)]
-    losses = [[sum(each) / len(ranks) for each in zip(*(rank["losses"][i] for rank in ranks), strict=True)]
-              for i in (0, 1)]  # fmt: skip
+
+    def joined(key: str, side: int) -> list[tuple[float, ...]]:
+        return list(zip(*(rank[key][side] for rank in ranks), strict=True))
+
+    wall = [[max(each) for each in joined("wall", side)] for side in (0, 1)]
+    cpu = [[sum(each) for each in joined("cpu", side)] for side in (0, 1)]
+    losses = [[sum(each) / len(ranks) for each in joined("losses", side)] for side in (0, 1)]
+    ratios = [theirs / ours for ours, theirs in zip(*wall, strict=True)]
+    cpu_ratios = [theirs / ours for ours, theirs in zip(*cpu, strict=True)]
     return {
         **asdict(cell),
-        "our_seconds": ours,
-        "peer_seconds": peer,
+        "seconds": {"ours": wall[0], "peer": wall[1]},
+        "cpu_seconds": {"ours": cpu[0], "peer": cpu[1]},
         "ratios": ratios,
         "ratio": asdict(Spread.of(ratios)),
+        "cpu_ratio": asdict(Spread.of(cpu_ratios)),
         "met": Spread.of(ratios).median >= cell.goal,
-        "our_losses": losses[0],
-        "peer_losses": losses[1],
+        "losses": {"ours": losses[0], "peer": losses[1]},
         "gflops": [rank["gflops"] for rank in ranks],
     }
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
     """What a person reads of one comparison."""
-    ratio, ours, peer = figures["ratio"], figures["our_seconds"], figures["peer_seconds"]
-    speeds = [speed for rank in figures["gflops"] for speed in rank]
+    ours, peer = (Spread.of(figures["seconds"][side]).median for side in ("ours", "peer"))
+    speeds = Spread.of([speed for rank in figures["gflops"] for speed in rank])
     verdict = "met" if figures["met"] else "NOT MET"
+    losses = [f"{each[0]:.6f} .. {each[-1]:.6f}" for each in figures["losses"].values()]
     return [
         f"{figures['name']}: rankmesh against {figures['peer']}",
-        f"  median step   {Spread.of(ours).median:.3f} s against {Spread.of(peer).median:.3f} s",
-        f"  peer / ours   {ratio['median']:.3f}  (quartiles {ratio['quarter']:.3f} {ratio['three_quarters']:.3f}, "
-        f"range {ratio['low']:.3f} {ratio['high']:.3f}); goal {figures['goal']}: {verdict}",
+        f"  median step   {ours:.3f} s against {peer:.3f} s",
+        f"  peer / ours   {_spread(figures['ratio'])}; goal {figures['goal']}: {verdict}",
+        f"  in CPU time   {_spread(figures['cpu_ratio'])}",
         f"  each pair     {' '.join(f'{each:.3f}' for each in figures['ratios'])}",
-        f"  matmul        {Spread.of(speeds).median:.0f} GFLOP/s a thread "
-        f"(range {min(speeds):.0f} {max(speeds):.0f}) before, between and after",
-        f"  losses        {figures['our_losses'][0]:.6f} .. {figures['our_losses'][-1]:.6f} against "
-        f"{figures['peer_losses'][0]:.6f} .. {figures['peer_losses'][-1]:.6f}",
+        f"  matmul        {speeds.median:.0f} GFLOP/s a thread (range {speeds.low:.0f} to "
+        f"{speeds.high:.0f}) before, between and after",
+        f"  losses        {losses[0]} against {losses[1]}",
     ]
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
-    parser.add_argument(
-        "--cells", nargs="+", choices=[cell.name for cell in CELLS], help="default: all"
+def _spread(ratio: dict[str, float]) -> str:
+    return (
+        f"{ratio['median']:.3f} (quartiles {ratio['quarter']:.3f} to {ratio['three_quarters']:.3f},"
+        f" range {ratio['low']:.3f} to {ratio['high']:.3f})"
     )
-    parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs (default 7)")
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """Options for every size, and --quick."""
     parser.add_argument(
-        "--quick", action="store_true", help="a small shape and 3 pairs: does it run at all?"
+        "--quick", action="store_true", help="a small shape and 3 rounds: does it run at all?"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     for option in fields(Shape):
-        parser.add_argument(
-            f"--{option.name.replace('_', '-')}", type=int, help=f"default {option.default}"
-        )
-    return parser.parse_args(argv)
+        name = f"--{option.name.replace('_', '-')}"
+        parser.add_argument(name, type=int, help=f"default {option.default}")
 
 
 def chosen_shape(args: argparse.Namespace) -> Shape:
-    """The shape of the options, over the quick or the full one."""
+    """The sizes given, over the quick or the full shape."""
     base = (QUICK if args.quick else Shape()).to_dict()
     given = {name: value for name in base if (value := getattr(args, name)) is not None}
     if "heads" in given:
@@ -140,25 +159,32 @@ def chosen_shape(args: argparse.Namespace) -> Shape:
     return Shape(**base | given)
 
 
-def main() -> None:
-    """Measure the chosen cells; exit 0 also where a goal is missed, since machines differ."""
-    args = arguments()
-    shape, pairs = chosen_shape(args), 3 if args.quick else args.pairs
-    facts = {"torch": torch.__version__, "threads": 1, "pairs": pairs, "shape": shape.to_dict()}
-    print(
-        "step:",
-        ", ".join(f"{name} {value}" for name, value in shape.to_dict().items()),
-        "| fp32, eager, 1 thread",
-    )
-    cells = []
+def facts(shape: Shape) -> dict[str, Any]:
+    """What the figures depend on."""
+    sizes = ", ".join(f"{name} {size}" for name, size in shape.to_dict().items())
+    print(f"torch {torch.__version__}, fp32, eager, 1 thread a process; {sizes}", flush=True)
+    return {"torch": torch.__version__, "threads": 1, "dtype": "fp32", "shape": shape.to_dict()}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the chosen cells. A missed goal is no failure: machines differ."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
+    names = [cell.name for cell in CELLS]
+    parser.add_argument("--cells", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs (default 7)")
+    add_shape(parser)
+    args = parser.parse_args(argv)
+    shape = chosen_shape(args)
+    report = facts(shape) | {"cells": []}
     with Pool() as pool:
         for cell in CELLS:
-            if args.cells is None or cell.name in args.cells:
-                cells.append(measure(pool, cell, shape, pairs))
-                print("\n".join(lines(cells[-1])), flush=True)
+            if cell.name in args.cells:
+                figures = measure(pool, cell, shape, 3 if args.quick else args.pairs)
+                report["cells"].append(figures)
+                print("\n".join(lines(figures)), flush=True)
     if args.json is not None:
-        args.json.write_text(json.dumps(facts | {"cells": cells}, indent=1) + "\n")
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""How two sides are compared: interleaved pairs, medians, spread, and a matmul that shows the noise.
+"""How sides are compared: interleaved rounds, medians, spread, and a matmul that shows noise.
 
 Owns the order of the runs and the figures made of them. It knows no model and no process group.
 """
@@ -17,7 +17,7 @@ _SIZE, _REPEATS = 1024, 6
 
 
 def gflops() -> float:
-    """What one thread multiplies now, in GFLOP/s: fp32 matrices of 1024 x 1024, the median of a few products."""
+    """What one thread multiplies now, in GFLOP/s: the median of a few fp32 products of 1024^3."""
     a, b = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
     out = torch.empty(_SIZE, _SIZE)
     taken = [seconds(lambda: torch.mm(a, b, out=out)) for _ in range(_REPEATS)]
@@ -30,15 +30,23 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+@dataclass(frozen=True)
+class Taken:
+    """One run: seconds on the clock, and of this process's threads on the CPU."""
+
+    wall: float
+    cpu: float
+
+
 def interleave(
     sides: Sequence[Callable[[], Any]], rounds: int, barrier: Callable[[], None]
-) -> tuple[list[list[float]], list[float]]:
+) -> tuple[list[list[Taken]], list[float]]:
     """Run every side once a round, in an order that turns round each time: A B, B A, A B, ...
 
-    Returns the seconds of each side's runs and the GFLOP/s before, between and after the rounds. All processes
-    of a job call it alike; `barrier` makes them start each run together.
+    Returns each side's runs and the GFLOP/s before, between and after the rounds. All processes of
+    a job call it alike; `barrier` makes them start each run together.
     """
-    taken: list[list[float]] = [[] for _ in sides]
+    taken: list[list[Taken]] = [[] for _ in sides]
     speeds = []
     for number in range(rounds):
         barrier()
@@ -46,7 +54,9 @@ def interleave(
         order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
         for side in order:
             barrier()
-            taken[side].append(seconds(sides[side]))
+            cpu = time.process_time()
+            wall = seconds(sides[side])
+            taken[side].append(Taken(wall, time.process_time() - cpu))
     barrier()
     speeds.append(gflops())
     return taken, speeds
@@ -66,8 +76,3 @@ class Spread:
     def of(values: Sequence[float]) -> Spread:
         ends = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
         return Spread(median(values), min(values), ends[0], ends[2], max(values))
-
-
-def slowest(per_rank: Sequence[Sequence[float]]) -> list[float]:
-    """A run of several processes takes as long as its slowest one."""
-    return [max(times) for times in zip(*per_rank, strict=True)]

@@ -18,9 +18,9 @@ from rankmesh.comm import links
 from rankmesh.comm.bootstrap import Options, start
 from rankmesh.comm.identity import Identity, identify
 from rankmesh.comm.links import check_links
-from rankmesh.comm.preflight import check_identities, host_of, raise_fatal
+from rankmesh.comm.preflight import check_identities
 from rankmesh.comm.seam import Group
-from rankmesh.comm.shards import ShardDigest, check_shards, fingerprint
+from rankmesh.comm.shards import ShardDigest, check_model, fingerprint
 from rankmesh.errors import MeshError
 from rankmesh.testing.worker import Worker
 from rankmesh.topology.plan import ParallelPlan
@@ -206,11 +206,9 @@ def shards(worker: Worker, fault: str) -> list[str]:
     }
     if fault == "other" and worker.rank == 3:
         del held["q.bias"]
-    findings = []
-    for name in ("tp", "dp"):
-        findings += check_shards(mesh.group(name), held, mesh.seam, CPU, host_of(store))
     try:
-        raise_fatal(findings)
+        check_model(mesh, held, store)
     except MeshError as error:
-        assert fault, error
-    return [str(finding) for finding in findings]
+        assert not mesh.seam.ledger.calls
+        return str(error).split("; preflight ")
+    return []

@@ -54,6 +54,7 @@ def test_a_machine_that_works() -> None:
     assert list(report["phases"])[:4] == ["environment", "device", "rendezvous", "preflight A"]
 
 
+@pytest.mark.slow
 def test_the_form_for_people() -> None:
     """One fact a line, under names; three ranks form a ring of three links."""
     done = doctor("rankmesh", "doctor", "--nproc", "3", "--device", "cpu")

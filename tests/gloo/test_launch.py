@@ -233,6 +233,7 @@ def test_two_runs_at_once(folder: Path) -> None:
     assert all((place / "sum-1").read_text().startswith("3 ") for place in places)
 
 
+@pytest.mark.slow
 def test_under_torchrun(folder: Path) -> None:
     """Field report U01 under plain torchrun: its summary names rank 1's error as the root cause."""
     words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m", MODULE]

@@ -28,6 +28,11 @@ def _parity(family: str, tp: int, dp: int, **args: Any) -> Check:
     return Check("tests.gloo.parity:case", tp * dp, args)
 
 
+def _prompt(check: Check) -> Check:
+    """The same parity where every all-reduce has ended when it returns."""
+    return Check("tests.mutants.mesh_facts:prompt_parity", check.ranks, check.args)
+
+
 def _fact(name: str, **args: Any) -> Check:
     return Check(f"tests.mutants.facts:{name}", 1, args)
 
@@ -57,6 +62,14 @@ CHECKS = {
     "gpt2 adamw": _parity("gpt2", 1, 1, optimizer=ADAMW),
     "gpt2 tp2": _parity("gpt2", 2, 1),
     "gpt2 dp2": _parity("gpt2", 1, 2),
+    "llama dp2 prompt": _prompt(_parity("llama", 1, 2)),
+    "gpt2 dp2 prompt": _prompt(_parity("gpt2", 1, 2)),
+    "unused": Check("tests.mutants.mesh_facts:unused", 2),
+    "loop": Check("tests.mutants.mesh_facts:loop", 2),
+    "verdict": Check("tests.mutants.mesh_facts:verdict", 2),
+    "not finite": Check("tests.mutants.mesh_facts:not_finite", 2),
+    "evaluation tp2": Check("tests.mutants.mesh_facts:evaluation", 2, {"tp": 2, "dp": 1}),
+    "evaluation dp2": Check("tests.mutants.mesh_facts:evaluation", 2, {"tp": 1, "dp": 2}),
     "formula llama": _fact("formula", family="llama"),
     "formula llama explicit": _fact("formula", family="llama", explicit=True),
     "formula llama 3": _fact("formula", family="llama", scaled=True),

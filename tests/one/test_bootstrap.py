@@ -115,8 +115,9 @@ def test_alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     assert tuple(name for name, _ in started.phases) == PHASES
     assert not dist.is_initialized() and started.mesh.groups == {}
     assert [one.host for one in started.ranks] == ["alpha"]
-    assert caplog.messages[0].startswith("rank 0: alpha cpu pid ")
-    assert caplog.messages[0].endswith("tp 0 cp 0 dp 0 pp 0")
+    assert caplog.messages[0].startswith("1 ranks on 1 host: one rank; start-up ")
+    assert caplog.messages[1].startswith("rank 0: alpha cpu pid ")
+    assert caplog.messages[1].endswith("tp 0 cp 0 dp 0 pp 0")
     record = rank_records(started.mesh.plan, started.ranks)[0]
     assert (record.rank, record.host, record.device) == (0, "alpha", "cpu")
     assert set(record.coordinate) >= {"tp", "cp", "dp", "pp", "ep"}

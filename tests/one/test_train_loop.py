@@ -1,4 +1,4 @@
-"""The training loop on one rank: steps, figures, evaluations, saves, and what it keeps in memory."""
+"""The training loop on one rank: steps, figures, evaluations, saves, and the memory it keeps."""
 
 from __future__ import annotations
 

@@ -110,12 +110,7 @@ def start(
     options = options or Options()
     clock = _Clock()
     with clock("environment"):
-        launch = launch or read_launch() or alone()
-        if plan.world_size != launch.world_size:
-            raise MeshError(
-                f"the plan ({plan}) has {plan.world_size} ranks, the launcher started "
-                f"{launch.world_size}"
-            )
+        launch = _fitting(plan, launch or read_launch() or alone())
     with clock("device"):
         device = bind_device(launch, options.device)
     with clock("rendezvous"):
@@ -171,6 +166,15 @@ def bind_device(launch: Launch, kind: str) -> torch.device:
     return device
 
 
+def _fitting(plan: ParallelPlan, launch: Launch) -> Launch:
+    if plan.world_size != launch.world_size:
+        raise MeshError(
+            f"the plan ({plan}) has {plan.world_size} ranks, the launcher started "
+            f"{launch.world_size}"
+        )
+    return launch
+
+
 class _Clock:
     """Names and times the steps of start-up, in order."""
 
@@ -196,10 +200,12 @@ def _meet(launch: Launch, options: Options, store: Store | None) -> Store:
         base = _stores.HashStore()
     elif base is None:
         base = _connect(launch, options.limits.arrive_s)
-    # A process may start twice (one mesh after another); all ranks do so equally often.
-    turn = base.add(f"rankmesh/{launch.attempt}/starts/{launch.rank}", 1)
-    store = _named(f"rankmesh/{launch.attempt}/{turn}", base)
-    return store
+    # Two jobs may meet in one store where their ports are the same: then ranks are absent, not
+    # mixed. A process may start twice (one mesh after another); all ranks do so equally often.
+    prefix = f"rankmesh/{launch.job}/{launch.attempt}"
+    turn = base.add(f"{prefix}/starts/{launch.rank}", 1)
+    named: Store = _named(f"{prefix}/{turn}", base)
+    return named
 
 
 def _named(prefix: str, store: Any) -> Any:
@@ -273,9 +279,14 @@ def _make_mesh(plan: ParallelPlan, launch: Launch, device: torch.device, options
 
 
 def _log(started: Startup, logger: logging.Logger) -> None:
-    """The rank map (on the rank that knows it), the times, and what is not as it should be."""
-    for line in rank_lines(started.mesh.plan, started.ranks):
-        logger.info("%s", line)
+    """One line for the console; the rank map, where this rank knows it, and the times below it."""
+    plan, took = started.mesh.plan, sum(seconds for _, seconds in started.phases)
+    hosts = {one.host for one in started.ranks}
+    if hosts:
+        on = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+        logger.info("%d ranks on %s: %s; start-up %.2f s", plan.world_size, on, plan, took)
+    for line in rank_lines(plan, started.ranks):
+        logger.debug("%s", line)
     times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in started.phases)
     logger.debug("start-up: %s", times)
     for finding in started.findings:

@@ -191,11 +191,13 @@ class Lifeline:
         timer = threading.Timer(_GRACE_S, os._exit, args=(failure.code,))
         timer.daemon = True
         timer.start()
-        self._write(failure)
-        if self.on_end is not None:
-            self.on_end((cause or failure).line)
-        self._show(failure)
-        leave(failure.code)
+        try:
+            self._write(failure)
+            self._show(failure)
+            if self.on_end is not None:
+                self.on_end((cause or failure).line)
+        finally:
+            leave(failure.code)
 
     def _claim(self, failure: Failure) -> Failure:
         """The first failure of all ranks: this one, unless another rank was earlier."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -170,6 +171,18 @@ class Seam:
     def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
         self.ledger = ledger if ledger is not None else Ledger()
         self._transport = transport
+        self._watch: Callable[[Tensor, str], None] | None = None
+
+    @contextmanager
+    def watched(self, watch: Callable[[Tensor, str], None]) -> Iterator[None]:
+        """Inside, `watch(tensor, phase)` sees what this rank is about to contribute to each
+        collective.
+        """
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
 
     def all_reduce(self, tensor: Tensor, group: Group, phase: str, op: str = "sum") -> Handle:
         """In place over `group`; wire bytes 2 (P-1)/P S."""
@@ -229,6 +242,8 @@ class Seam:
         self, op: str, group: Group, phase: str, tensors: tuple[Tensor, ...], *args: Any
     ) -> Handle:
         label = f"{op} over {group.name} {_short(group.ranks)} ({phase})"
+        if self._watch is not None:
+            self._watch(tensors[-1], phase)
         try:
             work = getattr(self._transport, op)(*args)
         except RuntimeError as error:

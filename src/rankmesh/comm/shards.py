@@ -7,15 +7,17 @@ told to it; it knows no model and no placement.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from rankmesh.comm.preflight import Finding, where
-from rankmesh.comm.seam import Group, Seam
+from rankmesh.comm.exchange import Store
+from rankmesh.comm.mesh import Mesh
+from rankmesh.comm.preflight import Finding, host_of, raise_fatal, where
+from rankmesh.comm.seam import Group, Seam, TorchTransport
 
-__all__ = ["ShardDigest", "check_shards", "fingerprint"]
+__all__ = ["ShardDigest", "check_model", "check_shards", "fingerprint"]
 
 _BLOCK = 1 << 22
 _SHOWN = 3
@@ -55,6 +57,25 @@ def fingerprint(tensor: torch.Tensor) -> int:
         mixed = (mixed ^ (mixed >> 29)) * _STEP
         total += int(mixed.sum())
     return (total + bits.numel() + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def check_model(
+    mesh: Mesh, shards: Mapping[str, ShardDigest], store: Store, tied: Collection[str] = ()
+) -> None:
+    """Compares this rank's parameters along tp and along dp * cp, which reaches all of a stage.
+
+    `tied`: names that the first and the last pipeline stage both hold. Collectives: those of
+    `check_shards`, over the groups tp, dp_cp and embedding, outside the ledger of `mesh.seam`.
+    Raises MeshError with every finding of this rank.
+    """
+    host, seam = host_of(store), Seam(TorchTransport())
+    found = []
+    for name in ("tp", "dp_cp"):
+        found += check_shards(mesh.group(name), shards, seam, mesh.device, host)
+    both = {name: shards[name] for name in tied if name in shards}
+    if both:
+        found += check_shards(mesh.group("embedding"), both, seam, mesh.device, host)
+    raise_fatal(found)
 
 
 def check_shards(

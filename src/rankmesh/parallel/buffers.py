@@ -60,21 +60,23 @@ class Slot:
     fresh: bool = True
     pending: int = 0
 
-    def add_product(self, grad_out: Tensor, x: Tensor) -> None:
-        """grad += grad_out^T x; the first deposit of a step writes instead, so no zeroing is
-        needed.
+    def add_product(self, grads_out: Sequence[Tensor], x: Tensor) -> None:
+        """grad += grad_out^T x, for the rows of each output; the first deposit of a step writes
+        instead of adding, so that no zeroing is needed.
         """
-        if self.grad.dtype != x.dtype:
-            self._put(grad_out.t() @ x)
-        elif self.fresh:
-            torch.mm(grad_out.t(), x, out=self.grad)
-        else:
-            self.grad.addmm_(grad_out.t(), x)
+        rows = self.grad.split([grad_out.shape[1] for grad_out in grads_out])
+        for grad, grad_out in zip(rows, grads_out, strict=True):
+            if grad.dtype != x.dtype:
+                self._put(grad, grad_out.t() @ x)
+            elif self.fresh:
+                torch.mm(grad_out.t(), x, out=grad)
+            else:
+                grad.addmm_(grad_out.t(), x)
         self._deposited()
 
     def add(self, grad: Tensor) -> None:
         """grad += a tensor of its own shape."""
-        self._put(grad)
+        self._put(self.grad, grad)
         self._deposited()
 
     def add_rows(self, index: Tensor, rows: Tensor) -> None:
@@ -84,19 +86,18 @@ class Slot:
         self.grad.index_add_(0, index, rows.to(self.grad.dtype))
         self._deposited()
 
-    def _put(self, grad: Tensor) -> None:
+    def _put(self, grad: Tensor, value: Tensor) -> None:
         if self.fresh:
-            self.grad.copy_(grad)
+            grad.copy_(value)
         else:
-            self.grad.add_(grad)
+            grad.add_(value)
 
     def _deposited(self) -> None:
         self.fresh = False
         self.pending -= 1
         if self.pending == 0:
             self.bucket.pending -= 1
-            if self.bucket.pending == 0:
-                self.buffers.reduce(self.bucket)
+            self.buffers.advance()
 
 
 @dataclass
@@ -110,6 +111,7 @@ class Buffers:
     group: Group
     buckets: list[Bucket] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
+    started: int = 0
 
     def param(self, name: str) -> Tensor:
         """The local slice of a parameter, a view."""
@@ -125,6 +127,7 @@ class Buffers:
 
     def begin_step(self) -> None:
         """Forget the gradients of the last step. Nothing is reduced until `arm`."""
+        self.started = 0
         for slot in self.slots:
             slot.fresh, slot.pending = True, 0
 
@@ -137,6 +140,19 @@ class Buffers:
         for slot in self.slots:
             slot.pending = slot.uses
             slot.bucket.pending += 1
+
+    def advance(self) -> None:
+        """Start the sums of buckets that are complete, in order.
+
+        Collectives meet by their order alone, and replicas may complete buckets in different
+        orders (or some not at all): none overtakes another.
+        """
+        while self.started < len(self.buckets) and self.buckets[self.started].pending == 0:
+            self._reduce_next()
+
+    def _reduce_next(self) -> None:
+        self.started += 1
+        self.reduce(self.buckets[self.started - 1])
 
     def reduce(self, bucket: Bucket) -> None:
         """Start the bucket's sum over the replicas; issues one all-reduce."""
@@ -157,9 +173,8 @@ class Buffers:
         Parameters without a gradient count as zero, so every rank issues the same collectives.
         """
         self.settle()
-        for bucket in self.buckets:
-            if bucket.handle is None:
-                self.reduce(bucket)
+        while self.started < len(self.buckets):
+            self._reduce_next()
         for bucket in self.buckets:
             assert bucket.handle is not None
             bucket.handle.wait()

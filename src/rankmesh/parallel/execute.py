@@ -41,9 +41,12 @@ def execute(
 
     Main gradients of the sum accumulate in the chunk's buffers; each bucket's reduction starts in
     the last backward, unless `reduce` is off. Call `buffers.begin_step()` before and
-    `buffers.finish()` after.
+    `buffers.finish()` after. Raises ValueError where the schedule is made for another number of
+    microbatches.
     """
     backwards = [action for action in actions if action.kind == "B"]
+    if len(inputs) != len(backwards):
+        raise ValueError(f"{len(inputs)} microbatches for a schedule of {len(backwards)}")
     total = torch.zeros(1, dtype=torch.float64, device=chunk.buffers.mesh.device)
     live: dict[int, Tensor] = {}
     for action in actions:

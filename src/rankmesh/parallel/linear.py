@@ -61,19 +61,28 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
         product: Product = ctx.product
         (x,) = ctx.saved_tensors
-        grad = torch.cat(grads, dim=-1) if len(grads) > 1 else grads[0]
         grad_x, handle = None, None
         if ctx.needs_input_grad[0]:
-            grad_x = grad @ product.weight.weight
+            grad_x = _input_gradient(grads, product)
             if product.reduce_grad is not None:
                 handle = product.seam.all_reduce(grad_x, product.reduce_grad, "backward")
         if ctx.needs_input_grad[1]:
-            product.weight.add_product(grad, x)
+            product.weight.add_product(grads, x)
             if product.bias is not None:
-                product.bias.add(grad.sum(dim=0, dtype=product.bias.grad.dtype))
+                wide = product.bias.grad.dtype
+                product.bias.add(torch.cat([grad.sum(dim=0, dtype=wide) for grad in grads]))
         if handle is not None:
             handle.wait()
         return grad_x, None, None
+
+
+def _input_gradient(grads: tuple[Tensor, ...], product: Product) -> Tensor:
+    """[N, in], summed over the outputs: joining their gradients for one product costs a copy."""
+    first, *others = zip(grads, product.weight.weight.split(product.sizes), strict=True)
+    grad_x = first[0] @ first[1]
+    for grad, weight in others:
+        grad_x.addmm_(grad, weight)
+    return grad_x
 
 
 def multiply(x: Tensor, anchor: Tensor, product: Product) -> tuple[Tensor, ...]:

@@ -79,7 +79,8 @@ class _CrossEntropy(torch.autograd.Function):
     parts.
 
     With l = log sum exp and t the target's logit, a token costs l - (1 - s) t - s mean(logits) + z
-    l^2. Backward overwrites the logits with their gradient: they are not needed again.
+    l^2. Forward overwrites the logits with exp(logit - largest), which backward only has to scale:
+    nothing else needs them, and no second [N, V_local] is made.
     """
 
     @staticmethod
@@ -91,25 +92,26 @@ class _CrossEntropy(torch.autograd.Function):
         valid = labels != IGNORED
         index, here = rows.local(torch.where(valid, labels, -1))
         target = wide.gather(1, index.unsqueeze(1)).squeeze(1).masked_fill_(~here, 0.0)
-        parts = [torch.logsumexp(wide, dim=1), target]
-        if smoothing:
-            parts.append(wide.sum(dim=1))
+        sums = [wide.sum(dim=1)] if smoothing else []
+        top = wide.amax(dim=1)
+        powers = wide.sub_(top.unsqueeze(1)).exp_()
+        parts = [top + powers.sum(dim=1).log(), target, *sums]
         merged = _gather(torch.stack(parts, dim=1), rows)
         log_z, target = torch.logsumexp(merged[:, :, 0], dim=0), merged[:, :, 1].sum(dim=0)
         loss = log_z - (1.0 - smoothing) * target + z * log_z.square()
         if smoothing:
             loss = loss - smoothing / rows.total * merged[:, :, 2].sum(dim=0)
         ctx.rows, ctx.options, ctx.dtype = rows, options, logits.dtype
-        ctx.save_for_backward(wide, log_z, valid, index, here)
+        ctx.save_for_backward(powers, top, log_z, valid, index, here)
         return torch.where(valid, loss, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        wide, log_z, valid, index, here = ctx.saved_tensors
+        powers, top, log_z, valid, index, here = ctx.saved_tensors
         smoothing, z = ctx.options.label_smoothing, ctx.options.z_loss
         weight = torch.where(valid, grads[0], 0.0)
-        grad = wide.detach().sub_(log_z.unsqueeze(1)).exp_()
-        grad.mul_((weight * (1.0 + 2.0 * z * log_z)).unsqueeze(1))
+        scale = weight * (1.0 + 2.0 * z * log_z) * torch.exp(top - log_z)
+        grad = powers.detach().mul_(scale.unsqueeze(1))
         if smoothing:
             grad.sub_((weight * (smoothing / ctx.rows.total)).unsqueeze(1))
         at_target = torch.where(here, (smoothing - 1.0) * weight, 0.0)

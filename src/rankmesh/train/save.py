@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rankmesh.checkpoint.weights import LocalSlice, write_weights
 from rankmesh.comm.exchange import Store, barrier, span
+from rankmesh.comm.mesh import Mesh
 from rankmesh.errors import MeshError
 from rankmesh.train.run import Run
 
-# Writing is waited for outside any collective, so that a slow disk meets no collective's time-out.
+# Files are waited for outside any collective, so that a slow disk meets no collective's time-out.
 _PATIENCE_S = 24 * 3600.0
 
 
@@ -23,22 +24,22 @@ def checkpoint_folder(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
-def store_barrier(store: Store, run: Run) -> Callable[[], None]:
-    """A barrier of all ranks through the rendezvous store; a rank's failure ends it by the
-    lifeline.
+def store_barrier(store: Store, mesh: Mesh, name: str) -> Callable[[], None]:
+    """A barrier of all ranks through the rendezvous store, to be passed any number of times; a
+    rank's failure ends it by the lifeline. `name` tells it from others of the same store.
     """
     numbers = itertools.count()
 
     def wait() -> None:
         absent = barrier(
             store,
-            f"save/{next(numbers)}",
-            rank=run.mesh.rank,
-            world_size=run.mesh.plan.world_size,
+            f"{name}/{next(numbers)}",
+            rank=mesh.rank,
+            world_size=mesh.plan.world_size,
             limit_s=_PATIENCE_S,
         )
         if absent:
-            raise MeshError(f"saving: {span(absent)} did not come within {_PATIENCE_S:g} s")
+            raise MeshError(f"{name}: {span(absent)} did not come within {_PATIENCE_S:g} s")
 
     return wait
 

@@ -16,15 +16,15 @@ from rankmesh.comm.bootstrap import Options, Startup, start
 from rankmesh.comm.environ import Launch
 from rankmesh.comm.failure import Lifeline
 from rankmesh.comm.identity import digest, rank_records
-from rankmesh.comm.preflight import host_of, raise_fatal
-from rankmesh.comm.shards import ShardDigest, check_shards, fingerprint
+from rankmesh.comm.shards import ShardDigest, check_model, fingerprint
 from rankmesh.config.dump import dump
 from rankmesh.config.schema import RunConfig
 from rankmesh.obs.console import StepConsole
 from rankmesh.obs.log import RankLog
 from rankmesh.obs.metrics import MetricsWriter, StepMetrics
 from rankmesh.obs.rundir import RunDir, log_folder, metrics_path
-from rankmesh.specs.placement import kv_replicas
+from rankmesh.specs.placement import kv_replicas, num_params
+from rankmesh.topology.batch import BatchPlan
 from rankmesh.topology.params import Shard
 from rankmesh.train.build import Job, prepare_job
 from rankmesh.train.loop import Hooks, Result, train_loop
@@ -78,12 +78,15 @@ def train(config: RunConfig, launch: Launch, lifeline: Lifeline) -> Result:
             lifeline.logger = logger
             if front.folder is not None:
                 front.folder.add_launch(job.plan.to_dict(), rank_records(job.plan, startup.ranks))
+            logger.info("%s", _summary(job))
             run = assemble(config, job.spec, startup.mesh, job.source)
             preflight_c(run, startup, loaded=job.weights is not None)
-            logger.info("%s", _summary(run, job))
-            hooks = Hooks(report=front.report, wait=store_barrier(startup.store, run))
+            wait = store_barrier(startup.store, startup.mesh, "save")
+            hooks = Hooks(report=front.report, wait=wait)
             result = train_loop(run, job, run_dir, hooks)
         except BaseException as error:
+            if logger is not None:
+                logger.debug("this rank ends", exc_info=error)
             front.failed(" ".join(str(error).split()) or type(error).__name__)
             raise
         _finish(front, logger, result)
@@ -129,6 +132,8 @@ def preflight_c(run: Run, startup: Startup, *, loaded: bool) -> None:
     finding.
     """
     mesh = run.mesh
+    # Reading or making the weights may take a rank longer than a collective may.
+    store_barrier(startup.store, mesh, "weights")()
     axis_ranks = mesh.axis_ranks()
     shards = {}
     for name, entry in run.chunk.buffers.entries.items():
@@ -136,20 +141,16 @@ def preflight_c(run: Run, startup: Startup, *, loaded: bool) -> None:
         shards[name] = ShardDigest(
             slice_key=repr(entry.spec.slices(axis_ranks)),
             value=fingerprint(run.chunk.buffers.param(name)),
-            random=split and entry.spec.init.kind == "normal" and not loaded,
+            random=split and entry.spec.init.std > 0 and not loaded,
         )
-    findings = []
-    for axis in ("tp", "dp_cp"):
-        findings += check_shards(
-            mesh.group(axis), shards, mesh.seam, mesh.device, host_of(startup.store)
-        )
-    raise_fatal(findings)
+    check_model(mesh, shards, startup.store)
 
 
-def _summary(run: Run, job: Job) -> str:
-    config, batch = run.config, run.batch
+def _summary(job: Job) -> str:
+    config, train = job.config, job.config.train
+    batch = BatchPlan(train.global_batch_size, job.plan.dp, train.microbatch_size)
     return (
-        f"{run.chunk.table.numel:,} parameters ({job.spec.family}), {len(job.train):,} samples of "
+        f"{num_params(job.spec):,} parameters ({job.spec.family}), {len(job.train):,} samples of "
         f"{config.data.seq_len} tokens, {batch.global_batch} a step in {batch.num_microbatches} "
         f"microbatches of {batch.microbatch} on {batch.dp} replicas"
     )

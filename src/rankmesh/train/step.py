@@ -18,6 +18,7 @@ from rankmesh.errors import StepError
 from rankmesh.nn import IGNORED, DropoutKey, Layout
 from rankmesh.optim.norm import agree, clip_factor
 from rankmesh.parallel.execute import StageInput, execute
+from rankmesh.train.diagnosis import diagnose
 from rankmesh.train.run import Run
 
 
@@ -83,7 +84,7 @@ def train_step(
     verdict = agree(run.owned, _spoken(run, loss_sum), run.mesh, stop=stop)
     if not verdict.finite:
         raise StepError(
-            f"step {number}: {_diagnosis(run, inputs)}; the weights keep their last values"
+            f"step {number}: {diagnose(run, inputs)}; the weights keep their last values"
         )
     norm = verdict.norm / valid
     buffers.grads.mul_(clip_factor(norm, run.config.optimizer.clip_grad) / valid)
@@ -94,32 +95,3 @@ def train_step(
 def _spoken(run: Run, loss_sum: Tensor) -> Tensor:
     """The loss of a replica counts once, though each of its tp ranks holds it."""
     return loss_sum if run.speaks else torch.zeros_like(loss_sum)
-
-
-def _diagnosis(run: Run, inputs: Sequence[StageInput]) -> str:
-    """Replay the step without reductions and name the first rank and quantity that is not finite.
-
-    After the reduction every replica holds the same NaN, so only the replay can tell where it
-    began. The step is deterministic, hence costs nothing as long as all goes well. Issues one all-
-    reduce over the world.
-    """
-    buffers = run.chunk.buffers
-    buffers.begin_step()
-    loss_sum = execute(run.actions, run.chunk, inputs, run.loss, reduce=False)
-    buffers.settle()
-    names = list(buffers.entries)
-    bad = [i for i, name in enumerate(names) if not bool(torch.isfinite(buffers.grad(name)).all())]
-    none = run.mesh.plan.world_size * (len(names) + 1)
-    first = none
-    if not bool(torch.isfinite(loss_sum).all()):
-        first = run.mesh.rank * (len(names) + 1)
-    elif bad:
-        first = run.mesh.rank * (len(names) + 1) + 1 + bad[0]
-    agreed = torch.tensor([first], dtype=torch.int64, device=run.mesh.device)
-    run.mesh.seam.all_reduce(agreed, run.mesh.group("world"), "diagnosis", op="min").wait()
-    value = int(agreed.item())
-    if value == none:
-        return "loss or gradient is not finite, but a replay of the step is: a transient fault"
-    rank, what = divmod(value, len(names) + 1)
-    subject = "the loss" if what == 0 else f"the gradient of {names[what - 1]}"
-    return f"{subject} is not finite, first on rank {rank}"
