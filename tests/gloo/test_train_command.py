@@ -1,4 +1,4 @@
-"""`python -m rankmesh train` from the outside: files, exit codes, and what one rank's fault does."""
+"""`python -m rankmesh train` from outside: files, exit codes, and what a fault of one rank does."""
 
 from __future__ import annotations
 

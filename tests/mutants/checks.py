@@ -77,6 +77,7 @@ CHECKS = {
     "formula gpt2 exact gelu": _fact("formula", family="gpt2", mlp="gelu"),
     "dropout": _fact("dropout"),
     "attention dropout": _fact("attention_dropout"),
+    "dropout sites": _fact("dropout_sites"),
     "initial": _fact("initial"),
     "batches": _fact("batches"),
     "rates": _fact("rates"),

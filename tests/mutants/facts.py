@@ -6,8 +6,10 @@ Each runs in one worker process and raises AssertionError with a message of its 
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,9 +28,13 @@ from rankmesh.topology.plan import ParallelPlan
 from tests import tiny
 from tests.mutants import dense
 
-LLAMA_3 = RopeScaling(
-    factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16
-)
+# With head_dim 6 and this theta one frequency is kept, one lies on the ramp, one is divided.
+LLAMA_3 = {
+    "rope_theta": 64.0,
+    "rope_scaling": RopeScaling(
+        factor=4.0, low_freq_factor=0.3, high_freq_factor=2.0, original_max_seq_len=16
+    ),
+}
 
 
 def formula(
@@ -39,7 +45,7 @@ def formula(
     explicit: takes the attention path with dropout, at a rate so small that nothing is dropped.
     """
     if scaled:
-        changes |= {"rope_scaling": LLAMA_3, "rope_theta": 1000.0}
+        changes |= LLAMA_3
     if explicit:
         changes["attention_dropout"] = 1e-30
     spec = getattr(tiny, family)(**changes)
@@ -127,6 +133,19 @@ def attention_dropout(worker: Worker) -> None:
         differ = float((one != other).double().mean())
         assert abs(differ - 0.5) < 0.1, f"masks: two {what} differ in {differ} of their elements"
     assert torch.equal(kept(2)[:2], base[2:]), "masks: head 2 is not the first head of rank 1"
+
+
+def dropout_sites(worker: Worker) -> None:
+    """Embedding, probabilities and both residual branches of each layer have masks of their own."""
+    module = importlib.import_module("rankmesh.nn.dropout")
+    spec = tiny.llama(dropout=0.1, attention_dropout=0.1)
+    model = models.build(spec, device="cpu")
+    layout = nn.Layout.plain(1, 5, dropout=nn.DropoutKey(0, 1, torch.tensor([0])))
+    with torch.no_grad(), mock.patch.object(module, "keep_mask", wraps=nn.keep_mask) as drawn:
+        model(torch.zeros(5, dtype=torch.int64), layout)
+    sites = [call.args[1:3] for call in drawn.call_args_list]
+    assert len(sites) == 1 + 3 * spec.num_layers, f"masks: drawn at {sites}"
+    assert len(set(sites)) == len(sites), f"masks: sites repeat in {sites}"
 
 
 def initial(worker: Worker) -> None:

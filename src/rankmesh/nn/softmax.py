@@ -44,18 +44,19 @@ def causal_attention(
     if options.dropout and layout.dropout is not None:
         out = _explicit(q4, k4, v4, layout, options)
     else:
-        groups = q4.shape[1] // k4.shape[1]
-        if groups > 1:
-            k4, v4 = k4.repeat_interleave(groups, dim=1), v4.repeat_interleave(groups, dim=1)
-        out = F.scaled_dot_product_attention(q4, k4, v4, is_causal=True, scale=options.scale)
+        if q.is_cuda:
+            # Its fused kernels for fp32 take no grouped heads; the unfused one would hold [h, T, T].
+            k4, v4 = _repeated(k4, v4, q4.shape[1])
+        out = F.scaled_dot_product_attention(
+            q4, k4, v4, is_causal=True, scale=options.scale, enable_gqa=not q.is_cuda
+        )
     return out.transpose(1, 2).reshape(batch * length, -1)
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
     """The path with dropout on the probabilities [B, h, T, T]; softmax in fp32 or wider."""
     heads, length = q.shape[1], layout.length
-    groups = heads // k.shape[1]
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    k, v = _repeated(k, v, heads)
     place = layout.index.view(layout.batch, length)
     future = place.unsqueeze(1) > place.unsqueeze(2)
     scores = (q @ k.transpose(-1, -2)) * options.scale
@@ -67,3 +68,11 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Attentio
     row = head.view(1, -1, 1, 1) * length + place.view(layout.batch, 1, length, 1)
     index = row * length + place.view(layout.batch, 1, 1, length)
     return dropout(probs, layout.dropout, options.layer, options.site, index, options.dropout) @ v
+
+
+def _repeated(k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """k and v [B, g, T, D] with every head as often as query heads share it: [B, heads, T, D]."""
+    groups = heads // k.shape[1]
+    if groups == 1:
+        return k, v
+    return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)

@@ -79,7 +79,7 @@ class _Linear(torch.autograd.Function):
 def _input_gradient(grads: tuple[Tensor, ...], product: Product) -> Tensor:
     """[N, in], summed over the outputs: joining their gradients for one product costs a copy."""
     first, *others = zip(grads, product.weight.weight.split(product.sizes), strict=True)
-    grad_x = first[0] @ first[1]
+    grad_x: Tensor = first[0] @ first[1]
     for grad, weight in others:
         grad_x.addmm_(grad, weight)
     return grad_x
