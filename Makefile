@@ -51,10 +51,12 @@ lint: $(DEV)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-# A file of benchmarks/ that can be run is a benchmark; the others are what it compares with.
+# `make bench QUICK=1` tries the step benchmarks with a small model: does every side run?
 bench: $(DEV)
-	@set -e; for file in $$(grep -l '__main__' benchmarks/*.py); do \
-	  $(PY) -m benchmarks.$$(basename $$file .py); done
+	$(PY) -m benchmarks.groups
+	$(PY) -m benchmarks.group_setup
+	$(PY) -m benchmarks.step $(if $(QUICK),--quick)
+	$(PY) -m benchmarks.buckets $(if $(QUICK),--quick)
 
 prove: $(DEV)
 	$(PY) -m tests.prove --seed $(SEED)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from benchmarks import sides
 from benchmarks.sides import Shape
-from benchmarks.step import add_shape, chosen_shape, facts
+from benchmarks.step import ROOT, add_shape, chosen_shape, facts
 from benchmarks.timing import Spread, interleave
 from rankmesh.parallel.buffers import lay_out
 from rankmesh.testing.spawn import Pool
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     shape = chosen_shape(args)
     report = facts(shape)
-    with Pool() as pool:
+    with Pool(cwd=ROOT) as pool:
         rows = measure(pool, shape, args.sizes, 3 if args.quick else args.rounds)
     print("bucket MiB   median step   waited for dp   time relative to the mean of the sizes")
     for row in rows:

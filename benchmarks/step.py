@@ -22,6 +22,7 @@ from benchmarks.timing import Spread, interleave
 from rankmesh.testing.spawn import Pool
 from rankmesh.testing.worker import Worker
 
+ROOT = Path(__file__).resolve().parents[1]
 _WARM_UP = 2
 _TIMEOUT_S = 3600.0
 
@@ -176,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     shape = chosen_shape(args)
     report = facts(shape) | {"cells": []}
-    with Pool() as pool:
+    with Pool(cwd=ROOT) as pool:
         for cell in CELLS:
             if cell.name in args.cells:
                 figures = measure(pool, cell, shape, 3 if args.quick else args.pairs)

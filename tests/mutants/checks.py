@@ -64,6 +64,7 @@ CHECKS = {
     "gpt2 dp2": _parity("gpt2", 1, 2),
     "llama dp2 prompt": _prompt(_parity("llama", 1, 2)),
     "gpt2 dp2 prompt": _prompt(_parity("gpt2", 1, 2)),
+    "overlap": Check("tests.mutants.mesh_facts:overlap"),
     "unused": Check("tests.mutants.mesh_facts:unused", 2),
     "loop": Check("tests.mutants.mesh_facts:loop", 2),
     "verdict": Check("tests.mutants.mesh_facts:verdict", 2),

@@ -1,5 +1,5 @@
 """Checks on a mesh of what the parity of a sound run does not reach: reductions that start too
-early, parameters without a gradient, the verdict of a step, evaluation, the loop.
+early or too late, parameters without a gradient, the verdict of a step, evaluation, the loop.
 
 Each runs on every rank of a job and raises AssertionError with a message of its own.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankmesh import models
-from rankmesh.comm.mesh import Mesh
+from rankmesh.comm.mesh import Mesh, fake_mesh
 from rankmesh.comm.seam import Group, Seam, TorchTransport
 from rankmesh.config.load import load_config
 from rankmesh.data.order import SampleOrder
@@ -61,6 +61,23 @@ def prompt_parity(worker: Worker, **args: Any) -> dict[str, float]:
     return parity.case(prompt, **args)
 
 
+def overlap(worker: Worker) -> None:
+    """Buckets go out while backward runs, none before the last microbatch; rank 0 of 4 is played
+    alone.
+    """
+    mesh = fake_mesh(ParallelPlan(tp=2, dp=2), 0)
+    config = tiny.config(tp=2, dp=2)
+    run = assemble(config, tiny.llama(), mesh, fresh_values(config.train.seed))
+    batch = tiny.batches(steps=1, global_batch=7, seq_len=11, vocab=61)[0]
+    train_step(run, 1, tiny.microbatches(batch, run.batch, 0))
+    phases = [event.phase for event in mesh.seam.ledger.events]
+    last_forward = max(i for i, phase in enumerate(phases) if phase == "forward")
+    last_backward = max(i for i, phase in enumerate(phases) if phase == "backward")
+    first = phases.index("gradients")
+    assert first > last_forward, "overlap: a bucket goes out before the last microbatch"
+    assert first < last_backward, "overlap: no bucket goes out before backward has ended"
+
+
 def unused(worker: Worker) -> None:
     """A parameter without a gradient in a step has the gradient zero, not its last one."""
     for step, (never, second) in enumerate(field_jobs.sometimes_used(worker, 1, 2), start=1):
@@ -87,6 +104,8 @@ def verdict(worker: Worker) -> None:
     squares = sum(3.0 * (rank + 1) ** 2 for rank in range(worker.world_size))
     assert math.isclose(made.norm, math.sqrt(squares)), f"verdict: norm {made.norm}"
     assert made.loss_sum == 30.0 and made.finite, f"verdict: loss {made.loss_sum}"
+    nothing = agree([torch.zeros(3)], loss, mesh)
+    assert nothing.finite and nothing.norm == 0.0, "verdict: a gradient of zero is not finite"
     for broken in (math.inf, math.nan):
         made = agree([piece * (broken if last else 1.0)], loss, mesh)
         assert not made.finite, f"verdict: {broken} of another rank passes for finite"

@@ -15,7 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tp 2. The config is written into the folder: train from it again, change it, verify it."
     )
     parser.add_argument(
-        "overrides", metavar="section.key=value", nargs="*", help="changes to the demo's config"
+        "overrides",
+        metavar="section.key=value",
+        nargs="*",
+        default=[],
+        help="changes to the demo's config",
     )
     parser.add_argument(
         "--dir", type=Path, default=Path("runs/demo"), metavar="DIR", help="(default: runs/demo)"

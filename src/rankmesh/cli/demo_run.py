@@ -20,7 +20,7 @@ from rankmesh.data.corpus import DemoData, make_demo_data
 from rankmesh.data.indexed import TokenFile
 from rankmesh.data.tokenizer import load_tokenizer
 from rankmesh.obs.metrics import read_metrics
-from rankmesh.obs.rundir import log_folder, metrics_path
+from rankmesh.obs.rundir import log_folder, metrics_path, note_failure
 from rankmesh.train.generate import Sampling, generate, load_model
 from rankmesh.train.launch import launch
 
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         ["train", str(path), *overrides],
         world_size_of(config.parallel),
         log_folder(_run_dir(config)),
+        on_failure=lambda text: note_failure(_run_dir(config), text),
     )
     if code:
         return code

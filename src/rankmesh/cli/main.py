@@ -107,7 +107,8 @@ def _dispatch(words: Sequence[str]) -> int:
     command = COMMANDS[name]
     parser = Parser(prog=f"rankmesh {name}", description=command.help, allow_abbrev=False)
     importlib.import_module(command.arguments).add_arguments(parser)
-    args = parser.parse_args(rest)
+    # Options may stand between arguments: `train CONFIG --nproc 2 train.steps=5`.
+    args = parser.parse_intermixed_args(rest)
     return int(importlib.import_module(command.body).run(args))
 
 

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         metavar="section.key=value",
         nargs="*",
+        default=[],
         help="changes to the config; the last of several for one key wins",
     )
     parser.add_argument(

@@ -14,7 +14,7 @@ from rankmesh.config.load import load_config
 from rankmesh.config.resolve import world_size_of
 from rankmesh.config.schema import RunConfig
 from rankmesh.errors import UserError
-from rankmesh.obs.rundir import RunDir, log_folder
+from rankmesh.obs.rundir import RunDir, log_folder, note_failure
 from rankmesh.train.build import prepare_job
 from rankmesh.train.launch import launch as start_ranks
 from rankmesh.train.session import train
@@ -22,13 +22,12 @@ from rankmesh.train.session import train
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit code of the run."""
-    config = load_config(args.config, args.overrides)
     launch = read_launch()
     if launch is None:
-        return _start(args, config)
+        return _start(args, load_config(args.config, args.overrides))
 
     def body(lifeline: Lifeline) -> int:
-        train(config, launch, lifeline)
+        train(load_config(args.config, args.overrides), launch, lifeline)
         return 0
 
     return run_rank(launch, body)
@@ -48,7 +47,12 @@ def _start(args: argparse.Namespace, config: RunConfig) -> int:
     run_dir = Path(config.log.run_dir)
     # Refused here rather than by rank 0, whose start takes seconds; rank 0 takes the lock again.
     RunDir(run_dir, config.train.steps).close()
-    return start_ranks(["train", str(args.config), *args.overrides], nproc, log_folder(run_dir))
+    return start_ranks(
+        ["train", str(args.config), *args.overrides],
+        nproc,
+        log_folder(run_dir),
+        on_failure=lambda text: note_failure(run_dir, text),
+    )
 
 
 def default_ranks(config: RunConfig) -> int:

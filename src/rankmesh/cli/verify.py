@@ -19,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("config", metavar="CONFIG.toml", type=Path, help="the run's config")
     parser.add_argument(
-        "overrides", metavar="section.key=value", nargs="*", help="changes to the config"
+        "overrides",
+        metavar="section.key=value",
+        nargs="*",
+        default=[],
+        help="changes to the config",
     )
     parser.add_argument(
         "--nproc", type=int, metavar="N", help="local processes (default: as `rankmesh train`)"

@@ -81,6 +81,8 @@ def run_rank(launch: Launch, body: Callable[[Lifeline], int]) -> int:
     if launch.launcher == "none":
         return body(lifeline)
     try:
+        # Before anything that a rank may fail in alone, such as a file that its host lacks.
+        lifeline.attach(_meet(launch, Options(), None))
         code = body(lifeline)
         lifeline.await_all()
         if dist.is_initialized():
@@ -114,8 +116,9 @@ def start(
     with clock("device"):
         device = bind_device(launch, options.device)
     with clock("rendezvous"):
-        store = _meet(launch, options, store)
-        if lifeline is not None:
+        tied = lifeline.store if lifeline is not None else None
+        store = _meet(launch, options, store or tied)
+        if lifeline is not None and tied is None:
             lifeline.attach(store)
     with clock("preflight A"):
         mine = identify(launch, device, {**_agreed(plan, options), **options.agree}, options.host)

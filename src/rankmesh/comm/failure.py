@@ -33,6 +33,8 @@ __all__ = ["Failure", "Lifeline", "first_failure", "leave", "lost_peer"]
 # Who sees a dead peer waits this long for that peer's own words, and whoever hears of a failure
 # has this long to meet it by itself before its process is ended.
 _GRACE_S = 3.0
+# A rank that has not yet come when another fails may still be importing: it has this long.
+_LATE_S = 30.0
 _FIRST, _FOREVER = "failure", timedelta(days=365)
 _PEER_PHRASES = (
     "broken pipe",
@@ -126,12 +128,19 @@ class Lifeline:
         self._host = host
         self._store: Store | None = None
         self._thread: threading.Thread | None = None
+        # The failure of another rank that the thread has heard of.
+        self._first: Failure | None = None
         self.logger: logging.Logger | None = None
         # Called once with the first failure's line before this process ends for it.
         self.on_end: Callable[[str], object] | None = None
         self._parted = threading.Event()
         # Main thread and watching thread may both have reason to end the process: one does.
         self._ending = threading.Lock()
+
+    @property
+    def store(self) -> Store | None:
+        """What `attach` was given, until the orderly end."""
+        return self._store
 
     def attach(self, store: Store) -> None:
         """From here on a failure of any rank ends this process within seconds.
@@ -141,6 +150,7 @@ class Lifeline:
         if self._launch.world_size == 1:
             return
         self._store = store
+        store.add("attached", 1)
         self._thread = threading.Thread(
             target=self._watch, args=(store.clone(),), name="rankmesh-lifeline", daemon=True
         )
@@ -180,10 +190,25 @@ class Lifeline:
     def fail(self, error: BaseException) -> NoReturn:
         """Records `error`, tells all ranks and ends this process, without waiting for any peer."""
         failure = self._of(error)
-        first = self._claim(failure)
+        first = self._first or self._claim(failure)
         if first.rank == failure.rank:
+            if not failure.by_peer:
+                self._await_ears()
             self._end(failure)
         self._end(self._consequence(first, failure.trace), first)
+
+    def _await_ears(self) -> None:
+        """Who keeps the store stays until all have heard; those still starting get more time."""
+        store, size = self._store, self._launch.world_size
+        if store is None or self._launch.rank != 0 or self._launch.agent_store:
+            return
+        try:
+            patience = _GRACE_S if store.add("attached", 0) == size else _LATE_S
+            deadline = time.monotonic() + patience
+            while store.add("heard", 0) < size - 1 and time.monotonic() < deadline:
+                time.sleep(0.05)
+        except RuntimeError:
+            pass  # the store is gone: there is nobody left to tell
 
     def _end(self, failure: Failure, cause: Failure | None = None) -> NoReturn:
         """Writes, speaks and ends the process, whatever hangs meanwhile (a full disk, a pipe)."""
@@ -224,13 +249,15 @@ class Lifeline:
         try:
             store.wait([key], _FOREVER)
             word = store.get(key)
+            if word != b"parted":
+                self._first = Failure(**json.loads(word))
+                store.add("heard", 1)
         except RuntimeError:
             word = b""
         if word == b"parted" or self._parted.wait(_GRACE_S):
             return
-        if word:
-            first = Failure(**json.loads(word))
-            self._end(self._consequence(first, _all_stacks()), first)
+        if self._first is not None:
+            self._end(self._consequence(self._first, _all_stacks()), self._first)
         address = f"{self._launch.master_addr}:{self._launch.master_port}"
         error = MeshError(f"lost the rendezvous store at {address}: its keeper has ended")
         failure = replace(self._of(error), by_peer=True, trace=_all_stacks())

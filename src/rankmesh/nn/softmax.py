@@ -45,7 +45,7 @@ def causal_attention(
         out = _explicit(q4, k4, v4, layout, options)
     else:
         if q.is_cuda:
-            # Its fused kernels for fp32 take no grouped heads; the unfused one would hold [h, T, T].
+            # Fused kernels for fp32 take no grouped heads there; the unfused one holds [h, T, T].
             k4, v4 = _repeated(k4, v4, q4.shape[1])
         out = F.scaled_dot_product_attention(
             q4, k4, v4, is_causal=True, scale=options.scale, enable_gqa=not q.is_cuda

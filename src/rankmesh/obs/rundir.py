@@ -111,7 +111,7 @@ class RunDir:
             "updated_at": now(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "error": None if error is None else mask_text(" ".join(error.split())),
+            "error": None if error is None else _one_line(error),
         }
         write_json(self.path / "status.json", fields)
 
@@ -136,10 +136,28 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     return read_json(run_dir / "status.json")
 
 
+def note_failure(run_dir: Path, error: str) -> None:
+    """Mark a run as failed, for whoever outlives its ranks and knows why they ended: a rank that
+    was killed leaves no note, and its peers know only that they lost it. Changes no other state,
+    and nothing where no run has begun.
+    """
+    path = run_dir / "status.json"
+    if not path.exists():
+        return
+    status = read_json(path)
+    if status["state"] in ("running", "failed"):
+        changes = {"state": "failed", "updated_at": now(), "error": _one_line(error)}
+        write_json(path, {**status, **changes})
+
+
 def read_launches(run_dir: Path) -> list[dict[str, Any]]:
     """The launches in ranks.json, oldest first. Raises UserError."""
     launches: list[dict[str, Any]] = read_json(run_dir / "ranks.json")["launches"]
     return launches
+
+
+def _one_line(error: str) -> str:
+    return mask_text(" ".join(error.split()))
 
 
 def _locked(path: Path) -> TextIO:

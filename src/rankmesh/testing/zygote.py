@@ -76,6 +76,8 @@ def main() -> None:
         pids = {_fork(job, rank): rank for rank in range(job["world_size"])}
         reason = _wait(pids, job["timeout"])
         print(json.dumps({"ok": reason is None, "error": reason}), flush=True)
+    # Nothing is left to tidy up, and Python takes seconds to take so many modules apart.
+    os._exit(0)
 
 
 if __name__ == "__main__":

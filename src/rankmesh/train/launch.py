@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -45,6 +45,7 @@ def launch(
     grace_s: float = 30.0,
     announce: bool = True,
     module: str = "rankmesh",
+    on_failure: Callable[[str], object] | None = None,
 ) -> int:
     """Runs `python -m MODULE ARGV` on `nproc` local ranks; returns the exit code of the run.
 
@@ -53,6 +54,8 @@ def launch(
     SIGTERM and SIGHUP are passed on to all ranks, which have `grace_s` seconds to end; a second
     one ends them at once. When this returns no process of the run is left. The code of a failure
     is the first failing rank's, and its text goes to stderr in one line; 128 + N after signal N.
+    `on_failure` is told the text too, once all ranks have ended: they may not have had the time to
+    leave a note.
     """
     folder = _fresh_folder(log_dir)
     if announce:
@@ -72,13 +75,18 @@ def launch(
         signals_to_handle="SIGQUIT",
         shutdown_timeout=max(1, round(grace_s)),
     )
-    code = 1
+    code, text = 1, ""
     try:
-        code = _run(config, ["-m", module, *argv], nproc, folder)
+        code, text = _run(config, ["-m", module, *argv], nproc, folder)
     finally:
         _end_leftovers(config.run_id, _LINGER_S if code == 0 else 0.0)
         if code == 0 and log_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
+    if text:
+        # A signal is what somebody asked for.
+        print(f"rankmesh: {'error: ' if code < 128 else ''}{text}", file=sys.stderr)
+        if on_failure is not None:
+            on_failure(text)
     return code
 
 
@@ -93,7 +101,8 @@ def threads_per_rank(nproc: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // nproc)
 
 
-def _run(config: LaunchConfig, command: Sequence[str], nproc: int, folder: Path) -> int:
+def _run(config: LaunchConfig, command: Sequence[str], nproc: int, folder: Path) -> tuple[int, str]:
+    """Exit code and, where it is not 0, the text for the user."""
     surroundings = {
         "OMP_NUM_THREADS": str(threads_per_rank(nproc)),
         "PYTHONFAULTHANDLER": "1",
@@ -106,12 +115,10 @@ def _run(config: LaunchConfig, command: Sequence[str], nproc: int, folder: Path)
             elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as error:
         text, code = _explain(error.failures, folder)
-        print(f"rankmesh: error: {text}", file=sys.stderr)
-        return code
+        return code, text
     except SignalException as stop:
-        print(f"rankmesh: ended by {stop.sigval.name}", file=sys.stderr)
-        return 128 + stop.sigval
-    return 0
+        return 128 + stop.sigval, f"ended by {stop.sigval.name}"
+    return 0, ""
 
 
 class _RankLogs(LogsSpecs):

@@ -9,10 +9,12 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from rankmesh.checkpoint.weights import LocalSlice, write_weights
 from rankmesh.comm.exchange import Store, barrier, span
 from rankmesh.comm.mesh import Mesh
-from rankmesh.errors import MeshError
+from rankmesh.errors import MeshError, StepError
 from rankmesh.train.run import Run
 
 # Files are waited for outside any collective, so that a slow disk meets no collective's time-out.
@@ -50,7 +52,8 @@ def save_weights(
     """Write the weights after `step`; every rank calls it.
 
     Each logical element is written once, by the first of the tp ranks that hold it in the first
-    replica; nothing is gathered.
+    replica; nothing is gathered. Raises StepError for a weight that is not finite: a checkpoint
+    can always be trained on.
     """
     axis_ranks = run.mesh.axis_ranks()
     buffers = run.chunk.buffers
@@ -59,6 +62,9 @@ def save_weights(
         for name, entry in buffers.entries.items()
         if buffers.group.index == 0 and entry.spec.is_first_holder(axis_ranks)
     ]
+    for held in mine:
+        if not bool(torch.isfinite(held.tensor).all()):
+            raise StepError(f"step {step}: {held.name} is not finite; the weights are not saved")
     write_weights(
         folder,
         mine,

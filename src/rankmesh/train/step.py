@@ -74,7 +74,8 @@ def train_step(
     lr = run.lr.at(number)
     valid, tokens = count(batches, run.mesh)
     if valid == 0:
-        return StepResult(number, 0.0, 0.0, lr, tokens, 0, stop)
+        # Nothing was agreed on: a wish to stop waits for the next step.
+        return StepResult(number, 0.0, 0.0, lr, tokens, 0)
     dropout = (run.config.train.seed, number)
     inputs = [stage_input(batch, run.mesh, dropout=dropout) for batch in batches]
     buffers = run.chunk.buffers
