@@ -44,7 +44,8 @@ def overruns(seconds: Mapping[str, float], maximum: Mapping[str, float]) -> list
     ]
 
 
-@dataclass
+# Pluggy keeps its plugins in sets: compared by identity, so that it can be hashed.
+@dataclass(eq=False)
 class BudgetWatch:
     """A pytest plugin: counts what was collected, adds up what it took, fails a broken budget."""
 

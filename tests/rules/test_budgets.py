@@ -25,3 +25,12 @@ def test_a_slow_tier_is_named() -> None:
         "fast tier: 901 s, at most 900 s are allowed"
     ]
     assert not budgets.overruns({"fast": 899.0}, {"fast": 900})
+
+
+def test_the_watch_is_a_plugin() -> None:
+    """Pytest can take it and ask it: what `make test` relies on."""
+    manager = pytest.PytestPluginManager()
+    watch = budgets.BudgetWatch(budgets.load())
+    manager.register(watch, "budget-watch")
+    assert manager.has_plugin("budget-watch")
+    assert manager.subset_hook_caller("pytest_collection_modifyitems", {watch}) is not None
