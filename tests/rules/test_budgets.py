@@ -1,5 +1,7 @@
 """The budgets of the suite: their file is whole, and a broken budget is noticed."""
 
+import pytest
+
 from tests import budgets
 
 
