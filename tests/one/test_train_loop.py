@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,13 +163,22 @@ def test_a_run_of_no_steps_still_evaluates_and_saves(config: Path) -> None:
     assert result.valid_loss is not None and result.checkpoint.name == "step-00000000"
 
 
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """What other tests have left is not looked at: it may be much."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def tensors() -> int:
-    """Tensors that Python can reach now."""
+    """Tensors that Python can reach now, of those made since `frozen`."""
     gc.collect()
     return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
-def test_nothing_grows_from_step_to_step(config: Path) -> None:
+def test_nothing_grows_from_step_to_step(config: Path, frozen: None) -> None:
     """Field report Y03: live tensors from step 3 to step 30, evaluations and saves in between."""
     counts: list[int] = []
     changes = ["train.steps=30", "train.eval_every=7", "checkpoint.every=10"]
@@ -177,9 +186,8 @@ def test_nothing_grows_from_step_to_step(config: Path) -> None:
     assert len(counts) == 30 and set(counts[2:]) == {counts[2]}
 
 
-def test_a_deleted_run_frees_its_memory(config: Path) -> None:
+def test_a_deleted_run_frees_its_memory(config: Path, frozen: None) -> None:
     """Field report Y06: build, train, delete, three times over: as many live tensors as before."""
-    tensors()
     before = None
     for number in range(4):
         _, _, run = train(config, ["train.steps=2", f"log.run_dir={config.parent / str(number)}"])
