@@ -118,16 +118,20 @@ def test_data_parallel_step_by_hand() -> None:
     assert sent_by_axis(found) == {"dp_cp": 24 + 2 * 6000, "world": 36}
 
 
-def test_buckets_start_when_they_are_complete() -> None:
-    """Whatever their place in memory; a product's bias comes after its weight."""
+def test_buckets_start_in_order_when_they_are_complete() -> None:
+    """A complete bucket waits for those before it in memory (field report D10), and only for them."""
     buckets = (
-        Bucket(1, ("embed.weight",)),
-        Bucket(2, ("layers.0.attn.q.bias", "layers.0.attn_norm.bias")),
-        Bucket(3, ("layers.0.attn.q.weight", "layers.1.mlp.up.bias")),
-        Bucket(4, ("positions.weight",)),
+        Bucket(1, ("layers.1.attn.q.bias",)),
+        Bucket(2, ("layers.1.attn.q.weight", "layers.1.mlp.up.bias")),
+        Bucket(3, ("positions.weight",)),
+        Bucket(4, ("layers.0.attn.q.weight",)),
+        Bucket(5, ("embed.weight",)),
     )
-    found = step_collectives(LLAMA, ParallelPlan(dp=2), shape(buckets=buckets))
-    assert [one.payload_bytes // 4 for one in found[1:-1]] == [3, 2, 4, 1]
+    found = step_collectives(LLAMA, ParallelPlan(tp=2, dp=2), shape(buckets=buckets))
+    seen = [one.payload_bytes // 4 if one.axis == "dp_cp" else 0 for one in found[1:-1]]
+    backward = seen[seen.index(1) :]
+    # Two buckets after layer 1's attention; the three others only when the table is done.
+    assert backward == [1, 2, 0, 0, 3, 4, 5]
 
 
 @pytest.mark.parametrize("spec", [LLAMA, preset("gpt2-tiny", num_kv_heads=2)])

@@ -76,8 +76,8 @@ def step_collectives(
     """Every collective of one step of one rank, in order; those of one-rank groups are not issued.
 
     1. the count of valid targets and tokens; 2. for each microbatch those of forward and backward
-    over tp, with the gradient buckets between them in the last backward, each as soon as its last
-    gradient is complete; 3. the sums over `tp_rep`; 4. the verdict of norm, loss and stop flag.
+    over tp, with the gradient buckets between them in the last backward, each as soon as its own
+    gradients and those of the buckets before it are complete; 3. the sums over `tp_rep`; 4. the verdict of norm, loss and stop flag.
     Raises PlanError where the plan has more than tp and dp.
     """
     _check(plan)
@@ -120,18 +120,22 @@ def _forward(spec: ModelSpec, plan: ParallelPlan, shape: StepShape) -> Iterator[
 def _backward(
     spec: ModelSpec, plan: ParallelPlan, shape: StepShape, buckets: Sequence[Bucket]
 ) -> Iterator[Collective]:
-    """Head 1, each layer 2 (MLP input, attention input); buckets where they are complete."""
+    """Head 1, each layer 2 (MLP input, attention input); buckets where they are complete.
+
+    Buckets start in their order: one that is complete early waits for those before it.
+    """
     stream = shape.tokens * spec.hidden_size * shape.dtype_bytes
     missing = [set(bucket.names) for bucket in buckets]
+    started = 0
     for event in _backward_events(spec):
         if event is _INPUT_SUM:
             yield _make("all_reduce", "tp", plan.tp, "backward", stream)
-        for bucket, names in zip(buckets, missing, strict=True):
-            if event in names:
-                names.remove(event)
-                if not names:
-                    payload = bucket.elements * shape.wide_bytes
-                    yield _make("all_reduce", "dp_cp", plan.dp, "gradients", payload)
+        for names in missing:
+            names.discard(event)
+        while started < len(buckets) and not missing[started]:
+            payload = buckets[started].elements * shape.wide_bytes
+            yield _make("all_reduce", "dp_cp", plan.dp, "gradients", payload)
+            started += 1
 
 
 _INPUT_SUM = "sum of an input gradient over tp"
