@@ -119,7 +119,7 @@ def test_data_parallel_step_by_hand() -> None:
 
 
 def test_buckets_start_in_order_when_they_are_complete() -> None:
-    """A complete bucket waits for those before it in memory (field report D10), and only for them."""
+    """A complete bucket waits for those before it in memory (field report D10), for no other."""
     buckets = (
         Bucket(1, ("layers.1.attn.q.bias",)),
         Bucket(2, ("layers.1.attn.q.weight", "layers.1.mlp.up.bias")),

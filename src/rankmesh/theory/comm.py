@@ -77,8 +77,8 @@ def step_collectives(
 
     1. the count of valid targets and tokens; 2. for each microbatch those of forward and backward
     over tp, with the gradient buckets between them in the last backward, each as soon as its own
-    gradients and those of the buckets before it are complete; 3. the sums over `tp_rep`; 4. the verdict of norm, loss and stop flag.
-    Raises PlanError where the plan has more than tp and dp.
+    gradients and those of the buckets before it are complete; 3. the sums over `tp_rep`; 4. the
+    verdict of norm, loss and stop flag. Raises PlanError where the plan has more than tp and dp.
     """
     _check(plan)
     found = [_make("all_reduce", "dp_cp", plan.dp, "count", 2 * 8)]
