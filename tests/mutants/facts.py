@@ -18,15 +18,15 @@ from rankmesh.data.loader import Loader
 from rankmesh.data.order import SampleOrder
 from rankmesh.data.samples import Samples
 from rankmesh.optim.schedule import LrSchedule
-from rankmesh.specs.model import RopeScaling
 from rankmesh.specs.placement import param_table
+from rankmesh.specs.rope import Llama3Scaling
 from rankmesh.testing.worker import Worker
 from rankmesh.topology.batch import BatchPlan
 from rankmesh.topology.plan import ParallelPlan
 from tests import tiny
 from tests.mutants import dense
 
-LLAMA_3 = RopeScaling(
+LLAMA_3 = Llama3Scaling(
     factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16
 )
 

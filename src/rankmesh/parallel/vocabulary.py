@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankmesh.comm.seam import Group, Seam
-from rankmesh.nn import IGNORED, LossOptions
+from rankmesh.nn import IGNORED, LossOptions, soft_cap
 from rankmesh.parallel.buffers import Slot
 from rankmesh.parallel.linear import Product, multiply
 
@@ -79,7 +79,8 @@ class _CrossEntropy(torch.autograd.Function):
     parts.
 
     With l = log sum exp and t the target's logit, a token costs l - (1 - s) t - s mean(logits) + z
-    l^2. Backward overwrites the logits with their gradient: they are not needed again.
+    l^2, all of the logits behind their soft cap. Backward overwrites them with their gradient: they
+    are not needed again.
     """
 
     @staticmethod
@@ -88,6 +89,8 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         smoothing, z = options.label_smoothing, options.z_loss
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if options.softcap:
+            wide = soft_cap(wide, options.softcap)
         valid = labels != IGNORED
         index, here = rows.local(torch.where(valid, labels, -1))
         target = wide.gather(1, index.unsqueeze(1)).squeeze(1).masked_fill_(~here, 0.0)
@@ -106,14 +109,19 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         wide, log_z, valid, index, here = ctx.saved_tensors
-        smoothing, z = ctx.options.label_smoothing, ctx.options.z_loss
+        smoothing, z, cap = (
+            ctx.options.label_smoothing, ctx.options.z_loss, ctx.options.softcap
+        )  # fmt: skip
         weight = torch.where(valid, grads[0], 0.0)
+        slope = 1.0 - (wide.detach() / cap).square_() if cap else None
         grad = wide.detach().sub_(log_z.unsqueeze(1)).exp_()
         grad.mul_((weight * (1.0 + 2.0 * z * log_z)).unsqueeze(1))
         if smoothing:
             grad.sub_((weight * (smoothing / ctx.rows.total)).unsqueeze(1))
         at_target = torch.where(here, (smoothing - 1.0) * weight, 0.0)
         grad.scatter_add_(1, index.unsqueeze(1), at_target.unsqueeze(1))
+        if slope is not None:
+            grad.mul_(slope)
         return grad.to(ctx.dtype), None, None, None
 
 
