@@ -10,11 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
+from rankmesh.checkpoint.manifest import read_manifest
+from rankmesh.comm.environ import alone
+from rankmesh.comm.failure import Lifeline
 from rankmesh.comm.mesh import single_mesh
 from rankmesh.config.load import load_config
-from rankmesh.data.indexed import TokenWriter
+from rankmesh.data.writer import TokenWriter
+from rankmesh.obs.metrics import read_metrics
+from rankmesh.obs.rundir import log_folder, metrics_path
 from rankmesh.train.build import Job, prepare_job
+from rankmesh.train.loop import Result
 from rankmesh.train.run import Run, assemble
+from rankmesh.train.session import train
 
 VOCAB = 257
 SEQ_LEN = 12
@@ -74,3 +81,36 @@ def single_run(path: Path, overrides: Sequence[str] = ()) -> tuple[Run, Job]:
     config = load_config(path, overrides)
     job = prepare_job(config, 1)
     return assemble(config, job.spec, single_mesh(), job.source), job
+
+
+def train_alone(path: Path, overrides: Sequence[str] = ()) -> Result:
+    """A whole run on one rank, in this process: run folder, start-up, loop, end."""
+    return train(load_config(path, overrides), alone(), Lifeline(alone(), ""))
+
+
+def go(
+    config: Path, name: str, steps: int, overrides: Sequence[str] = (), resume: str = "auto"
+) -> Path:
+    """Train up to `steps` in the run folder `name`; returns that folder."""
+    folder = config.parent / name
+    given = [f"log.run_dir={folder}", f"train.steps={steps}", f"train.resume={resume}"]
+    train_alone(config, [*overrides, *given])
+    return folder
+
+
+def said(folder: Path) -> str:
+    """What the run's log holds."""
+    return (log_folder(folder) / "rank-00000.log").read_text()
+
+
+def figures(run_dir: Path, name: str) -> dict[int, float]:
+    """Step -> a figure of it, of the latest attempt that made the step."""
+    return {record["step"]: record[name] for record in read_metrics(metrics_path(run_dir))}
+
+
+def contents(checkpoint: Path) -> dict[str, list[tuple[tuple[int, ...], str]]]:
+    """Tensor -> offset and sha256 of each piece: equal where checkpoints are equal bit for bit."""
+    return {
+        name: [(piece.offset, piece.sha256) for piece in entry.pieces]
+        for name, entry in read_manifest(checkpoint).tensors.items()
+    }

@@ -1,4 +1,4 @@
-"""Tiny models and batches for tests: odd sizes, masked labels, uneven batches."""
+"""Tiny models of every family and batches for tests: odd sizes, masked labels, uneven batches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rankmesh.config.schema import (
 from rankmesh.data.loader import Microbatch
 from rankmesh.nn import IGNORED
 from rankmesh.specs.model import ModelSpec
+from rankmesh.specs.rope import LinearScaling, YarnScaling
 from rankmesh.testing.oracle import WholeBatch
 from rankmesh.topology.batch import BatchPlan
 
@@ -71,6 +72,65 @@ def gpt2(**changes: Any) -> ModelSpec:
         "init_std": 0.2,
     }
     return ModelSpec(**(fields | changes))
+
+
+def mistral(**changes: Any) -> ModelSpec:
+    """Windows shorter than the samples in every layer."""
+    return llama(**{"family": "mistral", "window": 4} | changes)
+
+
+def qwen2(**changes: Any) -> ModelSpec:
+    """Biases on queries, keys and values; windows in the second layer; tied head."""
+    fields = {"qkv_bias": True, "window": 4, "window_pattern": "GL", "tie_embeddings": True}
+    return llama(**{"family": "qwen2"} | fields | changes)
+
+
+def qwen3(**changes: Any) -> ModelSpec:
+    """Norms over each head; YaRN frequencies."""
+    yarn = YarnScaling(factor=4.0, original_max_seq_len=8, beta_fast=2.0, beta_slow=0.1)
+    return llama(**{"family": "qwen3", "qk_norm": "head", "rope_scaling": yarn} | changes)
+
+
+def gemma2(**changes: Any) -> ModelSpec:
+    """Norms around branches, gated GELU, local and global layers, soft caps that bite."""
+    fields = {
+        "norm": "rmsnorm_1p",
+        "norm_place": "around",
+        "mlp": "geglu_tanh",
+        "window": 4,
+        "window_pattern": "LG",
+        "query_scalar": 5.0,
+        "attention_softcap": 1.5,
+        "logit_softcap": 2.0,
+        "tie_embeddings": True,
+        "scale_embedding": True,
+    }
+    return llama(**{"family": "gemma2"} | fields | changes)
+
+
+def gemma3(**changes: Any) -> ModelSpec:
+    """As gemma2 with norms over each head, two thetas and no cap of scores."""
+    fields = {
+        "qk_norm": "head",
+        "rope_theta": 1000.0,
+        "rope_local_theta": 100.0,
+        "rope_scaling": LinearScaling(factor=3.0),
+        "attention_softcap": 0.0,
+    }
+    return gemma2(**{"family": "gemma3"} | fields | changes)
+
+
+def olmo2(**changes: Any) -> ModelSpec:
+    """Norms after branches, and over all query heads and all key heads at once."""
+    return llama(**{"family": "olmo2", "norm_place": "after", "qk_norm": "all"} | changes)
+
+
+def phi3(**changes: Any) -> ModelSpec:
+    """All heads with keys of their own, one window for all layers."""
+    return llama(**{"family": "phi3", "num_kv_heads": 4, "window": 5} | changes)
+
+
+FAMILIES = ("llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "phi3")
 
 
 def config(

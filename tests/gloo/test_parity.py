@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from rankmesh.testing.spawn import Pool
+from tests.tiny import FAMILIES
 
 LAYOUTS = [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4), (4, 2)]
 ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip_grad": 0.5}
 SGD = {"name": "sgd", "lr": 0.05, "clip_grad": 0.0}
+OTHERS = [family for family in FAMILIES if family not in ("llama", "gpt2")]
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
 
 
@@ -35,6 +37,48 @@ def test_sgd(pool: Pool, family: str, tp: int, dp: int) -> None:
 def test_adamw_with_clipping_and_dropout(pool: Pool, family: str, tp: int, dp: int) -> None:
     """Decay, clipping that bites, and the single process's dropout masks."""
     check(pool, tp, dp, family=family, optimizer=ADAMW, model=DROPOUT)
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("family", OTHERS)
+def test_families(pool: Pool, family: str, tp: int, dp: int) -> None:
+    """Windows, soft caps, norms of queries and keys, norms around and after branches (DESIGN
+    section 4: gradients of norms that all heads share are summed over tp).
+    """
+    check(pool, tp, dp, family=family, optimizer=SGD)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_families_with_adamw_and_dropout(pool: Pool, family: str) -> None:
+    """Every family takes the explicit attention path too."""
+    check(pool, 2, 2, family=family, optimizer=ADAMW, model=DROPOUT)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "olmo2"])
+def test_families_with_fewer_kv_heads_than_tp(pool: Pool, family: str) -> None:
+    """tp 4 with 2 KV heads: holders of one key head share its norm, and count once in a mean over
+    all heads (field report T01).
+    """
+    check(pool, 4, 1, family=family, optimizer=SGD)
+
+
+@pytest.mark.parametrize("loss", [{"z_loss": 0.01}, {"label_smoothing": 0.1}])
+def test_terms_of_a_capped_loss(pool: Pool, loss: dict[str, float]) -> None:
+    """The terms are those of the capped logits."""
+    check(pool, 2, 1, family="gemma2", optimizer=SGD, train=loss)
+
+
+@pytest.mark.parametrize(
+    ("tp", "family", "model"),
+    [
+        (3, "olmo2", {"num_heads": 8, "num_kv_heads": 4, "head_dim": 6}),
+        (2, "llama", {"qk_norm": "all", "qkv_bias": True, "logit_softcap": 1.0}),
+        (2, "gpt2", {"qk_norm": "head", "window": 3, "window_pattern": "GL"}),
+    ],
+)
+def test_parts_in_other_families(pool: Pool, tp: int, family: str, model: dict[str, Any]) -> None:
+    """Uneven heads under norms over all of them; parts that a family does not have by itself."""
+    check(pool, tp, 1, family=family, optimizer=ADAMW, model=model)
 
 
 @pytest.mark.parametrize("mask", ["none", "rows", "all"])

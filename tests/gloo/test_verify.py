@@ -13,7 +13,7 @@ import pytest
 from rankmesh.cli.verification import Difference, Differences, merge, verify
 from rankmesh.comm.mesh import single_mesh
 from rankmesh.config import load_config
-from rankmesh.data.indexed import TokenWriter
+from rankmesh.data.writer import TokenWriter
 from rankmesh.train.build import prepare_job
 from rankmesh.train.run import assemble
 from tests.tiny import gpt2

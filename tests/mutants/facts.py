@@ -20,8 +20,8 @@ from rankmesh.data.loader import Loader
 from rankmesh.data.order import SampleOrder
 from rankmesh.data.samples import Samples
 from rankmesh.optim.schedule import LrSchedule
-from rankmesh.specs.model import RopeScaling
 from rankmesh.specs.placement import param_table
+from rankmesh.specs.rope import Llama3Scaling
 from rankmesh.testing.worker import Worker
 from rankmesh.topology.batch import BatchPlan
 from rankmesh.topology.plan import ParallelPlan
@@ -31,7 +31,7 @@ from tests.mutants import dense
 # With head_dim 6 and this theta one frequency is kept, one lies on the ramp, one is divided.
 LLAMA_3 = {
     "rope_theta": 64.0,
-    "rope_scaling": RopeScaling(
+    "rope_scaling": Llama3Scaling(
         factor=4.0, low_freq_factor=0.3, high_freq_factor=2.0, original_max_seq_len=16
     ),
 }

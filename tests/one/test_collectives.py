@@ -32,16 +32,24 @@ def record(spec: ModelSpec, tp: int, dp: int, rank: int, **train: Any) -> tuple[
 
 def expected_model(spec: ModelSpec, tp: int) -> tuple[list[Any], list[Any]]:
     """Forward and backward of one microbatch: 2 all-reduces a layer each way, embedding, loss,
-    head.
+    head; norms over all heads add two numbers a token each way.
     """
     if tp == 1:
         return [], []
     hidden = ("all_reduce", "tp", N * spec.hidden_size * 8)
-    forward = [hidden] + [hidden] * (2 * spec.num_layers) + [("all_gather", "tp", tp * N * 2 * 8)]
-    return forward, [hidden] + [hidden] * (2 * spec.num_layers)
+    squares = [("all_reduce", "tp", N * 2 * 8)] if spec.qk_norm == "all" else []
+    forward = [hidden] + [*squares, hidden, hidden] * spec.num_layers
+    forward += [("all_gather", "tp", tp * N * 2 * 8)]
+    return forward, [hidden] + [hidden, *squares, hidden] * spec.num_layers
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def partial_elements(run: Any, axis: str) -> int:
+    """Elements of this rank whose gradients are summed over `axis` once a step."""
+    entries = run.chunk.buffers.entries.values()
+    return sum(entry.stop - entry.start for entry in entries if axis in entry.spec.grad_sum)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize(("tp", "dp"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
 def test_a_step_issues_just_what_theory_allows(family: str, tp: int, dp: int) -> None:
     spec = getattr(tiny, family)()
@@ -61,13 +69,12 @@ def test_a_step_issues_just_what_theory_allows(family: str, tp: int, dp: int) ->
         buckets = [e for e in rest if e[1] == "dp_cp"]
         assert len(buckets) == (len(run.chunk.buffers.buckets) if dp > 1 else 0)
         tail = [("all_reduce", "world", 24)] if tp * dp > 1 else []
-        if tp == 4 and family == "llama":
-            kv = sum(
-                entry.stop - entry.start
-                for entry in run.chunk.buffers.entries.values()
-                if entry.spec.grad_sum
-            )
-            tail = [("all_reduce", "tp_rep", kv * 8), *tail]
+        if tp > spec.num_kv_heads:
+            tail = [("all_reduce", "tp_rep", partial_elements(run, "tp_rep") * 8), *tail]
+        if tp > 1 and spec.qk_norm == "head":
+            shared = spec.num_layers * 2 * spec.head_dim
+            assert partial_elements(run, "tp") == shared
+            tail = [("all_reduce", "tp", shared * 8), *tail]
         assert [e for e in rest if e[1] != "dp_cp"] == backward + tail
         if dp > 1:
             assert sum(e[2] for e in buckets) >= 8 * sum(

@@ -41,6 +41,8 @@ def split_loss(
         LossOptions(z_loss=0.3),
         LossOptions(label_smoothing=0.2),
         LossOptions(z_loss=0.1, label_smoothing=0.1),
+        LossOptions(softcap=0.7),
+        LossOptions(z_loss=0.1, label_smoothing=0.1, softcap=2.0),
     ],
 )
 @pytest.mark.parametrize("cuts", [[0, 7], [0, 4, 7], [0, 1, 3, 6, 7]])

@@ -15,7 +15,8 @@ from torch import Tensor
 from rankmesh.checkpoint.hf_read import read_hf
 from rankmesh.checkpoint.source import open_weights
 from rankmesh.errors import CheckpointError
-from rankmesh.specs.hf import hf_tensors, spec_to_hf
+from rankmesh.specs.hf import spec_to_hf
+from rankmesh.specs.hf_tensors import hf_tensors
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import param_table, parts
 from rankmesh.specs.presets import preset

@@ -182,3 +182,20 @@ def test_training_needs_no_network(tmp_path: Path, blocked: Command) -> None:
         blocked("-m", "rankmesh", "train", str(config), "--nproc", str(processes))
         steps = (run_dir / "metrics.jsonl").read_text(encoding="ascii").splitlines()
         assert [json.loads(step)["step"] for step in steps if "loss" in step] == [1, 2]
+    words = ("eval", str(tmp_path / "run-2"), "--data", str(prefix), "--tp", "2", "--json")
+    assert json.loads(blocked("-m", "rankmesh", *words))["world_size"] == 2
+    runs = (str(tmp_path / "run-1"), str(tmp_path / "run-2"))
+    assert "equal: 2 steps" in blocked("-m", "rankmesh", "compare", *runs, "--rtol", "1e-4")
+
+
+def test_tensorboard_needs_no_network(tmp_path: Path, blocked: Command) -> None:
+    """The one tracker that is all files."""
+    pytest.importorskip("tensorboard")
+    code = """
+import sys
+from pathlib import Path
+from rankmesh.obs.trackers import Trackers, load_trackers
+Trackers(load_trackers(["tensorboard"]), Path(sys.argv[1]), {}, sys.exit).close()
+"""
+    blocked("-c", code, str(tmp_path))
+    assert list((tmp_path / "tensorboard").iterdir())

@@ -26,6 +26,13 @@ CASES: list[tuple[str, int, int, int, float, dict[str, Any]]] = [
     ("gpt2-tiny", 4, 1, 2, 0.1, {}),
     ("llama-tiny", 1, 4, 2, 0.0, {}),
     ("llama-tiny", 2, 3, 2, 0.0, {"tie_embeddings": True}),
+    ("qwen2-tiny", 4, 1, 2, 0.0, {}),
+    ("qwen3-tiny", 4, 2, 2, 0.0, {}),
+    ("gemma2-tiny", 2, 2, 2, 0.1, {}),
+    ("gemma3-tiny", 2, 2, 2, 0.0, {}),
+    ("olmo2-tiny", 2, 2, 2, 0.0, {}),
+    ("olmo2-tiny", 4, 1, 2, 0.0, {"num_kv_heads": 2}),
+    ("phi3-tiny", 2, 1, 2, 0.0, {"tie_embeddings": True}),
 ]
 
 

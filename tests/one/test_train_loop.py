@@ -46,14 +46,14 @@ def train(
 
 def count_tokens(monkeypatch: pytest.MonkeyPatch, counter: list[int]) -> None:
     """Let `counter` take the tokens of every step that the loop is fed."""
-    plain = Loader.step
+    plain = Loader.at
 
-    def step(self: Loader, number: int) -> list[Microbatch]:
-        batches = plain(self, number)
+    def at(self: Loader, consumed: int) -> list[Microbatch]:
+        batches = plain(self, consumed)
         counter.append(sum(int((b.samples >= 0).sum()) * b.tokens.shape[1] for b in batches))
         return batches
 
-    monkeypatch.setattr(Loader, "step", step)
+    monkeypatch.setattr(Loader, "at", at)
 
 
 @pytest.mark.parametrize("batch", [1, 5, 6, 7, 40])

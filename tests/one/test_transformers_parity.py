@@ -1,4 +1,4 @@
-"""Logits and every gradient against `transformers`, on small random models of both families.
+"""Logits and every gradient against `transformers`, on small random models of every family.
 
 Hugging Face's model is saved as safetensors and read through `read_hf`, so the name maps, the
 transposes and the slices of fused tensors are proven with it.
@@ -6,88 +6,27 @@ transposes and the slices of fused tensors are proven with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rankmesh.checkpoint.hf_read import read_hf
 from rankmesh.nn import Layout, LossOptions, Transformer
-from rankmesh.specs.hf import hf_sources, spec_to_hf
+from rankmesh.specs.families import FAMILIES
+from rankmesh.specs.hf import spec_from_hf, spec_to_hf
+from rankmesh.specs.hf_dialects import DIALECTS
+from rankmesh.specs.hf_tensors import hf_sources
 from rankmesh.specs.model import ModelSpec
-from rankmesh.specs.placement import parts
+from rankmesh.specs.placement import num_params, parts
+from rankmesh.specs.presets import names, preset
 from rankmesh.train.generate import load_model
+from tests.one.hf_models import MAKERS, VOCAB, randomised
 
 TOLERANCE = 1e-4
 BATCH, LENGTH = 3, 24
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    # Short, so that the 24 positions see all three ranges of frequencies.
-    "original_max_position_embeddings": 16,
-    "rope_theta": 1000.0,
-}
-LLAMA: dict[str, Any] = {
-    "vocab_size": 67,
-    "hidden_size": 48,
-    "intermediate_size": 101,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.15,
-}
-GPT2: dict[str, Any] = {
-    "vocab_size": 67,
-    "n_embd": 48,
-    "n_inner": 101,
-    "n_layer": 3,
-    "n_head": 6,
-    "n_positions": 64,
-    "initializer_range": 0.15,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-
-
-def llama(**changes: Any) -> Any:
-    config: Any = LlamaConfig
-    return LlamaForCausalLM(config(**{**LLAMA, **changes}, attn_implementation="eager"))
-
-
-def gpt2(**changes: Any) -> Any:
-    config: Any = GPT2Config
-    return GPT2LMHeadModel(config(**{**GPT2, **changes}, attn_implementation="eager"))
-
-
-MAKERS: dict[str, Callable[[], Any]] = {
-    "llama grouped queries": llama,
-    "llama one KV head, tied": lambda: llama(num_key_value_heads=1, tie_word_embeddings=True),
-    "llama full heads, own head_dim": lambda: llama(num_key_value_heads=6, head_dim=12),
-    "llama 3 frequencies": lambda: llama(rope_parameters=LLAMA3_ROPE),
-    "llama biases, another eps": lambda: llama(
-        attention_bias=True, mlp_bias=True, rms_norm_eps=1e-3
-    ),
-    "gpt2": gpt2,
-    "gpt2 untied, exact gelu": lambda: gpt2(tie_word_embeddings=False, activation_function="gelu"),
-}
-
-
-def randomised(model: Any) -> Any:
-    """Biases and norms too are random: zeros and ones would hide a swapped pair."""
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 def logical(tensors: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
@@ -123,7 +62,11 @@ def backward(model: Transformer, tokens: Tensor, labels: Tensor) -> Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize("case", sorted(MAKERS))
+def test_every_family_is_compared() -> None:
+    assert {name.split()[0] for name in MAKERS} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("case", MAKERS)
 def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> None:
     """Field report H01: logits of a folder read equal Hugging Face's; weights are bit-equal."""
     torch.manual_seed(7)
@@ -131,8 +74,8 @@ def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> N
     theirs.save_pretrained(tmp_path)
     source = read_hf(tmp_path)
     ours = load_model(source)
-    tokens = torch.randint(0, 67, (BATCH, LENGTH))
-    labels = torch.randint(0, 67, (BATCH, LENGTH))
+    tokens = torch.randint(0, VOCAB, (BATCH, LENGTH))
+    labels = torch.randint(0, VOCAB, (BATCH, LENGTH))
 
     output = theirs(input_ids=tokens, use_cache=False)
     hidden, _ = ours(tokens.flatten(), Layout.plain(BATCH, LENGTH))
@@ -155,17 +98,32 @@ def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> N
         close(parameter.grad, grads[name], f"{source.spec.family} {name}")
 
 
-@pytest.mark.parametrize("case", sorted(MAKERS))
+@pytest.mark.parametrize("case", MAKERS)
 def test_a_config_written_by_us_means_the_same_to_transformers(case: str, tmp_path: Path) -> None:
     """spec -> config.json -> their config -> their config.json -> spec."""
-    MAKERS[case]().save_pretrained(tmp_path)
-    spec = read_hf(tmp_path).spec
-    kind: Any = LlamaConfig if spec.family == "llama" else GPT2Config
-    kind(**spec_to_hf(spec)).save_pretrained(tmp_path / "again")
-    (tmp_path / "again" / "model.safetensors").write_bytes(
-        (tmp_path / "model.safetensors").read_bytes()
-    )
-    assert read_hf(tmp_path / "again").spec == spec
+    spec = spec_from_hf(MAKERS[case]().config.to_dict())
+    config = spec_to_hf(spec)
+    theirs = AutoConfig.for_model(**config)
+    assert spec_from_hf(theirs.to_dict()) == spec
+    assert [theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id] == [None] * 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_absent_keys_mean_what_they_mean_to_transformers(family: str) -> None:
+    """A config.json of nothing but its kind is the model that their classes make of it."""
+    kind = DIALECTS[family].model_type
+    theirs = AutoConfig.for_model(kind).to_dict()
+    assert spec_from_hf({"model_type": kind}) == spec_from_hf(theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_presets_have_the_parameters_of_the_models_that_transformers_builds(name: str) -> None:
+    """Counted on the meta device from the config that we write."""
+    spec = preset(name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**spec_to_hf(spec)))
+    assert sum(p.numel() for p in model.parameters()) == num_params(spec)
 
 
 def test_a_sharded_folder_reads_the_same(tmp_path: Path) -> None:

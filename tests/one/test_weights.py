@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,67 +12,22 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rankmesh.checkpoint.manifest import MANIFEST
-from rankmesh.checkpoint.source import check_same_model, newest_checkpoint, open_weights
-from rankmesh.checkpoint.tensorfile import TensorFiles, write_tensors
+from rankmesh.checkpoint.shelf import step_folder
+from rankmesh.checkpoint.source import check_same_model, open_weights
+from rankmesh.checkpoint.tensorfile import Deferred, TensorFiles, write_tensors
 from rankmesh.checkpoint.weights import LocalSlice, Weights, write_weights
 from rankmesh.errors import CheckpointError
 from rankmesh.specs.model import ModelSpec, make_spec
 from rankmesh.specs.placement import param_table, parts
 from rankmesh.specs.presets import preset
 from rankmesh.topology.plan import ParallelPlan
-
-SPEC = make_spec(
-    family="llama", num_layers=2, hidden_size=12, num_heads=4, num_kv_heads=2, head_dim=4,
-    ffn_size=19, vocab_size=23, max_seq_len=16,
-)  # fmt: skip
+from tests.checkpoints import SPEC, held, whole, write_with_ranks
 
 
-def whole(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        part.name: torch.randn(part.shape, generator=generator).to(dtype) for part in parts(spec)
-    }
-
-
-def held(spec: ModelSpec, tp: int, rank: int, tensors: dict[str, Tensor]) -> list[LocalSlice]:
-    """What a rank writes: the slices of which it is the first holder."""
-    at = {"tp": rank}
-    return [
-        LocalSlice(param.name, param.shape, param.slices(at), tensors[param.name][param.slices(at)])
-        for param in param_table(spec, ParallelPlan(tp=tp))
-        if param.is_first_holder(at)
-    ]
-
-
-def write_with_ranks(
-    folder: Path, tp: int, tensors: dict[str, Tensor], spec: ModelSpec = SPEC, idle: int = 0
-) -> None:
-    """`tp` writers and `idle` ranks without slices, as threads that meet at a real barrier."""
-    barrier = threading.Barrier(tp + idle)
-    failures: list[Exception] = []
-
-    def rank_body(rank: int) -> None:
-        local = held(spec, tp, rank, tensors) if rank < tp else []
-        try:
-            write_weights(
-                folder, local, spec=spec, step=7, rank=rank, barrier=lambda: _wait(barrier)
-            )
-        except Exception as error:  # handed to the test, which runs in another thread
-            failures.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=rank_body, args=(rank,)) for rank in range(tp + idle)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    real = [error for error in failures if not isinstance(error, threading.BrokenBarrierError)]
-    if real:
-        raise real[0]
-
-
-def _wait(barrier: threading.Barrier) -> None:
-    barrier.wait(timeout=30)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_with_ranks(tmp_path / "w", 2, whole(SPEC))
+    return tmp_path / "w"
 
 
 def assert_reads(folder: Path, tensors: dict[str, Tensor], spec: ModelSpec = SPEC) -> None:
@@ -98,7 +51,7 @@ def test_any_mesh_reads_what_any_mesh_wrote(tp: int, tmp_path: Path) -> None:
     assert (source.spec, source.step, source.tokenizer) == (SPEC, 7, None)
     source.verify()
     files = sorted(path.name for path in (tmp_path / "w").iterdir())
-    assert files == [MANIFEST, *(f"weights-{rank:05d}.safetensors" for rank in range(tp))]
+    assert files == [*(f"data-{rank:05d}.safetensors" for rank in range(tp)), MANIFEST]
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
@@ -110,8 +63,9 @@ def test_nothing_is_written_twice(tmp_path: Path) -> None:
     numbers = sum(tensor.numel() for file in stored for tensor in file.values())
     assert numbers == sum(tensor.numel() for tensor in tensors.values())
     assert "norm.weight" in stored[0] and "norm.weight" not in stored[1]
-    assert "layers.0.attn.k.weight" in stored[2]
-    assert "layers.0.attn.k.weight" not in stored[3]
+    # A box carries its bounds, so that a file tells by itself what it holds.
+    assert "layers.0.attn.k.weight[4:8, 0:12]" in stored[2]
+    assert not any("attn.k.weight" in key for key in stored[3])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -141,6 +95,50 @@ def test_our_files_are_plain_safetensors(tmp_path: Path) -> None:
     assert entry.bytes == (tmp_path / "x.safetensors").stat().st_size
     read = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_deferred_tensor_is_made_when_its_turn_has_come(tmp_path: Path) -> None:
+    """One at a time: what is converted may be larger than memory."""
+    tensors = whole(SPEC)
+    alive: list[str] = []
+
+    def load(name: str) -> Tensor:
+        alive.append(name)
+        return tensors[name]
+
+    local = [
+        LocalSlice(
+            item.name,
+            item.shape,
+            item.slices,
+            Deferred(item.shape, torch.float32, lambda name=item.name: load(name)),
+        )
+        for item in held(SPEC, 1, 0, tensors)
+    ]
+    assert alive == []
+    write_weights(tmp_path / "w", local, spec=SPEC, step=7)
+    assert alive == [part.name for part in parts(SPEC)]
+    assert_reads(tmp_path / "w", tensors)
+    wrong = Deferred((2,), torch.float32, lambda: torch.zeros(3))
+    with pytest.raises(CheckpointError, match=r"\(3,\) came where .* \(2,\) was announced"):
+        write_tensors(tmp_path / "x.safetensors", {"a": wrong})
+
+
+def test_a_rank_may_write_several_boxes_of_a_tensor(tmp_path: Path) -> None:
+    """As shards of optimizer state are: any range of elements is a few boxes."""
+    tensors = whole(SPEC)
+    local = [item for item in held(SPEC, 1, 0, tensors) if item.name != "embed.weight"]
+    boxes = [
+        (slice(0, 1), slice(0, 12)),
+        (slice(1, 2), slice(0, 5)),
+        (slice(1, 2), slice(5, 12)),
+        (slice(2, 23), slice(0, 12)),
+    ]
+    embed = tensors["embed.weight"]
+    local += [LocalSlice("embed.weight", (23, 12), box, embed[box]) for box in boxes]
+    write_weights(tmp_path / "w", local, spec=SPEC, step=7)
+    assert_reads(tmp_path / "w", tensors)
+    Weights(tmp_path / "w").verify()
 
 
 def test_a_write_that_died_leaves_no_folder_and_no_trace_in_the_next(tmp_path: Path) -> None:
@@ -201,11 +199,11 @@ def _complex(local: list[LocalSlice]) -> list[LocalSlice]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_without_last, "head.weight is missing"),
-        (_doubled_shape, "embed.weight has shape (99, 12), its model needs (23, 12)"),
+        (_without_last, "1 tensor is missing: head.weight"),
+        (_doubled_shape, "embed.weight (shape (99, 12), the model needs (23, 12))"),
         (_half, "do not add up to shape (23, 12)"),
         (_twice, "came twice"),
-        (_stranger, "bias has no place in its model"),
+        (_stranger, "1 tensor has no place in the model: bias"),
         (_complex, "torch.complex64 cannot be written"),
     ],
 )
@@ -236,84 +234,13 @@ def _write_overlapping(folder: Path, tensors: dict[str, Tensor]) -> None:
         if next(calls) == 1:
             temporary = folder.with_name(f".{folder.name}.partial")
             lists = json.loads((temporary / "pieces-00000.json").read_text())
-            file = "weights-00001.safetensors"
-            entry = lists["tensors"]["norm.weight"]
+            file = "data-00001.safetensors"
+            entry = dict(lists["tensors"])["norm.weight"]
             entry = {**entry, "pieces": [{**entry["pieces"][0], "file": file}]}
-            content = {**lists, "file": file, "tensors": {"norm.weight": entry}}
+            content = {**lists, "file": file, "tensors": [["norm.weight", entry]]}
             (temporary / "pieces-00001.json").write_text(json.dumps(content))
 
     write_weights(folder, [*local, half], spec=SPEC, step=1, barrier=rank_1_writes)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_with_ranks(tmp_path / "w", 2, whole(SPEC))
-    return tmp_path / "w"
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads((folder / MANIFEST).read_text())
-    change(content)
-    (folder / MANIFEST).write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda c: c.update(format="other"), "not a manifest of this package"),
-        (lambda c: c.update(format_version=99), "format_version 99 is newer"),
-        (lambda c: c.pop("format_version"), "format_version None"),
-        (lambda c: c.pop("model"), "damaged manifest"),
-        (lambda c: c["model"].update(num_heads=5), "damaged manifest: model.num_kv_heads 2"),
-        (lambda c: c["model"].update(surprise=5), "damaged manifest: model.surprise"),
-        (lambda c: c["model"].update(vocab_size=24), "embed.weight has shape (23, 12)"),
-        (lambda c: c["tensors"].pop("norm.weight"), "norm.weight is missing"),
-        (lambda c: c["tensors"]["head.weight"]["pieces"].pop(), "do not add up"),
-        (lambda c: c["tensors"]["head.weight"].pop("dtype"), "damaged manifest"),
-        (
-            lambda c: c["tensors"]["head.weight"]["pieces"][0].update(file="../x.safetensors"),
-            "'../x.safetensors' is not the name of a file in this folder",
-        ),
-        (lambda c: c["files"].pop("weights-00001.safetensors"), "has no checksum"),
-        (lambda c: c.update(tokenizer="/etc/passwd"), "tokenizer '/etc/passwd'"),
-    ],
-)
-def test_a_damaged_manifest_is_one_line(
-    folder: Path, change: Callable[[dict[str, Any]], None], words: str
-) -> None:
-    edit(folder, change)
-    with pytest.raises(CheckpointError) as caught:
-        Weights(folder)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_truncated_file_is_seen_when_the_folder_is_opened(folder: Path) -> None:
-    path = folder / "weights-00001.safetensors"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(CheckpointError, match=r"weights-00001\.safetensors: truncated"):
-        Weights(folder)
-
-
-def test_a_missing_file_is_named(folder: Path) -> None:
-    (folder / "weights-00001.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"weights-00001\.safetensors: file is missing"):
-        Weights(folder)
-
-
-def test_a_flipped_bit_is_found_by_verify(folder: Path) -> None:
-    path = folder / "weights-00000.safetensors"
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"weights-00000\.safetensors: bytes differ"):
-        Weights(folder).verify()
-
-
-def test_a_file_that_is_no_safetensors_is_refused(folder: Path) -> None:
-    path = folder / "weights-00000.safetensors"
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    with pytest.raises(CheckpointError, match="damaged or truncated"):
-        Weights(folder).slice("norm.weight", (slice(0, 12),))
 
 
 def test_slices_out_of_a_tensor_and_unknown_tensors_are_refused(folder: Path) -> None:
@@ -324,9 +251,9 @@ def test_slices_out_of_a_tensor_and_unknown_tensors_are_refused(folder: Path) ->
         source.slice("norm.weight", (slice(0, 13),))
     files = TensorFiles(folder)
     with pytest.raises(CheckpointError, match="does not hold"):
-        files.read("weights-00000.safetensors", "norm.weight", (slice(0, 99),))
+        files.read("data-00000.safetensors", "norm.weight", (slice(0, 99),))
     with pytest.raises(CheckpointError, match="no tensor nose"):
-        files.read("weights-00000.safetensors", "nose", (slice(0, 1),))
+        files.read("data-00000.safetensors", "nose", (slice(0, 1),))
 
 
 def test_the_tokenizer_travels_along(tmp_path: Path) -> None:
@@ -351,10 +278,9 @@ def test_a_run_directory_means_its_newest_complete_checkpoint(tmp_path: Path) ->
     local = held(SPEC, 1, 0, whole(SPEC))
     checkpoints = tmp_path / "run" / "checkpoints"
     for step in (9, 10):
-        write_weights(checkpoints / f"step-{step:08d}", local, spec=SPEC, step=step)
+        write_weights(step_folder(tmp_path / "run", step), local, spec=SPEC, step=step)
     (checkpoints / "step-00000011").mkdir()
     (checkpoints / ".step-00000012.partial").mkdir()
-    assert newest_checkpoint(checkpoints).name == "step-00000010"
     assert open_weights(tmp_path / "run").step == 10
     assert open_weights(checkpoints / "step-00000009").step == 9
 
@@ -370,14 +296,24 @@ def test_folders_without_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(folder: Path) -> None:
+    """One error lists all that is missing, all that has no place, all of another shape."""
     source = open_weights(folder)
     check_same_model(source, SPEC)
     other = make_spec(**{**SPEC.to_dict(), "vocab_size": 24})
-    with pytest.raises(CheckpointError, match=r"embed.weight is \(23, 12\), .* needs \(24, 12\)"):
+    with pytest.raises(CheckpointError) as caught:
         check_same_model(source, other)
+    assert "2 tensors have another shape: embed.weight (shape (23, 12), the model needs (24" in str(
+        caught.value
+    )
+    names = [part.name for part in parts(SPEC) if part.name.startswith("layers.1.")]
+    assert len(names) == 9
     deeper = make_spec(**{**SPEC.to_dict(), "num_layers": 3})
-    with pytest.raises(CheckpointError, match=r"layers\.2\.attn_norm\.weight is missing"):
+    with pytest.raises(CheckpointError) as caught:
         check_same_model(source, deeper)
+    missing = ", ".join(name.replace("layers.1.", "layers.2.") for name in names)
+    assert str(caught.value) == f"{folder}: 9 tensors are missing: {missing}"
     shallower = make_spec(**{**SPEC.to_dict(), "num_layers": 1})
-    with pytest.raises(CheckpointError, match=r"layers\.1\..* has no place"):
+    with pytest.raises(CheckpointError) as caught:
         check_same_model(source, shallower)
+    strange = f"9 tensors have no place in the model: {', '.join(names)}"
+    assert str(caught.value) == f"{folder}: {strange}"

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from rankmesh.config import RunConfig, dump, explain, keys, load_config
 from rankmesh.config.explain import keys_table, update_docs
 from rankmesh.config.fields import OneOf, Range, doc_of, rule_of
-from rankmesh.config.schema import ModelConfig, RopeScalingConfig
+from rankmesh.config.model import ModelConfig, RopeScalingConfig
 from rankmesh.config.types import alternatives, element_hints, is_optional, is_table, walk_keys
 from rankmesh.errors import ConfigError
 from rankmesh.specs.families import FAMILIES
-from rankmesh.specs.model import ModelSpec, RopeScaling
+from rankmesh.specs.model import ModelSpec
+from rankmesh.specs.rope import RopeScaling
 from rankmesh.topology.plan import ParallelPlan
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "config.md"
@@ -29,11 +30,14 @@ CHOICES = [(key, hint, entry) for key, hint, entry in KEYS if isinstance(rule_of
 # Strings that are not picked from a list: names of things outside the config.
 FREE_TEXT = {
     "model.preset",
+    "model.window_pattern",
     "model.init_from",
     "data.train",
     "data.valid",
     "data.test",
+    "data.split",
     "data.tokenizer",
+    "train.resume",
     "log.run_dir",
 }
 
@@ -122,7 +126,8 @@ def test_model_keys_are_the_fields_of_a_spec() -> None:
     assert isinstance(family, OneOf)
     assert set(family.choices) == set(FAMILIES)
     scaling = {entry.name for entry in dataclasses.fields(RopeScalingConfig)}
-    assert scaling == {entry.name for entry in dataclasses.fields(RopeScaling)}
+    kinds = typing.get_args(RopeScaling)
+    assert scaling == {entry.name for kind in kinds for entry in dataclasses.fields(kind)}
 
 
 def test_parallel_keys_are_the_fields_of_a_plan() -> None:
@@ -210,6 +215,6 @@ def test_dump_has_every_key_that_is_set() -> None:
     config = load_config(None, ["model.rope_scaling.factor=4", "parallel.dp=2"])
     text = dump(config)
     assert text.startswith("format_version = 1\n")
-    assert "[model.rope_scaling]\nfactor = 4.0\n" in text
+    assert '[model.rope_scaling]\nkind = "llama3"\nfactor = 4.0\n' in text
     assert "dp = 2\n" in text
     assert "decay_steps" not in text.replace("wsd_decay_steps", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankmesh.config import LogConfig, OptimizerConfig, RunConfig, TrainConfig, load_config
-from rankmesh.config.schema import RopeScalingConfig
+from rankmesh.config.model import RopeScalingConfig
 from rankmesh.errors import ConfigError
 
 FILE = """
@@ -148,14 +148,23 @@ def test_tables() -> None:
         ("parallel.order=['tp', 'cp', 'dp', 'px']", "expected one of "),
         ("data.train=text", "expected a list, each element a string or a list [string, "),
         ("data.train=[3]", "data.train[0] = 3: expected a string or a list [string, number]"),
-        ("data.train=[['a', 1], ['b', 2]]", "expected equal weights (a prefix alone has 1)"),
-        ("data.train=['a', ['b', 2]]", "equal weights (a prefix alone has 1): others come"),
+        ("data.train=['a', ['b', -2]]", "expected weights above 0"),
         ("data.train=[['a', 0]]", "expected weights above 0"),
         ("data.train=['']", "expected text that is not empty"),
+        ("data.split=9,x,1", '"9,x,1": expected one to three numbers of at least 0, the first'),
+        ("data.split=0,1", "expected one to three numbers of at least 0, the first above 0"),
+        ("data.split=[9, -1]", "expected one to three numbers of at least 0"),
+        ("data.split=[6, 2, 1, 1]", "expected one to three numbers"),
+        ("data.split=[]", "expected one to three numbers"),
+        ("data.split=1e999", "data.split"),
+        ("data.split=98", "98: expected a string or a list of numbers"),
         ("log.run_dir=", "expected text that is not empty"),
         ("log.timeout_s=0", "expected a number above 0"),
         ("model.dropout=1.0", "expected a number at least 0 and below 1"),
-        ("model.rope_scaling={factor=8, low_freq_factor=4}", "number below high_freq_factor"),
+        (
+            "model.rope_scaling={low_freq_factor=4, high_freq_factor=4}",
+            "number below high_freq_factor",
+        ),
         ("model.rope_scaling={fact=8}", "did you mean model.rope_scaling.factor?"),
         ("model.rope_scaling=3", "model.rope_scaling = 3: expected a table"),
     ],

@@ -13,9 +13,11 @@ from rankmesh.config import (
     prefixes,
     world_size_of,
 )
+from rankmesh.config.schema import entry_weights, split_ratios
 from rankmesh.errors import ConfigError, PlanError
-from rankmesh.specs.model import RopeScaling, make_spec
+from rankmesh.specs.model import make_spec
 from rankmesh.specs.presets import names, preset
+from rankmesh.specs.rope import Llama3Scaling
 
 
 def spec_of(*overrides: str) -> object:
@@ -33,10 +35,14 @@ def test_fields_change_a_preset() -> None:
     scaled = spec_of("model.preset=llama-tiny", "model.rope_scaling.factor=4")
     assert scaled == preset(
         "llama-tiny",
-        rope_scaling=RopeScaling(
+        rope_scaling=Llama3Scaling(
             factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192
         ),
     )
+    with pytest.raises(ConfigError, match="original_max_seq_len is missing; kind yarn needs it"):
+        spec_of("model.preset=llama-tiny", "model.rope_scaling.kind=yarn")
+    with pytest.raises(ConfigError, match="beta_fast is not a field of kind llama3"):
+        spec_of("model.preset=llama-tiny", "model.rope_scaling.beta_fast=16")
 
 
 def test_fields_alone() -> None:
@@ -84,3 +90,27 @@ def test_samples_must_fit_the_model() -> None:
 def test_prefixes() -> None:
     config: RunConfig = load_config(None, ["data.train=['a', ['b', 1.0]]"])
     assert prefixes(config.data.train) == ("a", "b")
+    assert entry_weights(config.data.train) == (1.0, 1.0)
+    assert entry_weights(("a", "b")) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "ratios"),
+    [
+        ("data.split=969,30,1", (969, 30, 1)),
+        ("data.split=[0.9, 0.1]", (0.9, 0.1, 0)),
+        ("data.split='98, 2'", (98, 2, 0)),
+        ("data.split=[1]", (1, 0, 0)),
+    ],
+)
+def test_split_ratios(override: str, ratios: tuple[float, ...]) -> None:
+    """Text or a list, of up to three numbers."""
+    config = load_config(None, [override])
+    assert config.data.split is not None
+    assert split_ratios(config.data.split) == ratios
+
+
+def test_a_split_stands_alone() -> None:
+    """It makes valid and test; naming them too would be a contradiction."""
+    with pytest.raises(ConfigError, match="data.split.*neither data.valid nor data.test"):
+        load_config(None, ["data.split=9,1", "data.valid=['v']"])

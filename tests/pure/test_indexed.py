@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.data.indexed import TokenFile, TokenWriter, token_dtype
+from rankmesh.data.indexed import TokenFile, token_dtype
 from rankmesh.data.meta import TokenMeta
+from rankmesh.data.writer import TokenWriter
 from rankmesh.errors import DataError
 
 
@@ -286,7 +287,7 @@ def test_meta_comes_with_the_file(prefix: Path) -> None:
         (meta(num_tokens=7).to_json(), "7 tokens, but the token file beside it has 4 and 6"),
         ("{", "cannot be read"),
         ("[]", "format_version is None"),
-        (json.dumps({"format_version": 2}), "format_version is 2, this version reads 1"),
+        (json.dumps({"format_version": 3}), "format_version is 3, this version reads 1 and 2"),
         (json.dumps({"format_version": 1, "x": 1}), "fields are"),
     ],
 )

@@ -5,10 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.data.indexed import TokenFile, TokenWriter
+from rankmesh.data.indexed import TokenFile
 from rankmesh.data.loader import Loader, Microbatch, eval_loader
 from rankmesh.data.order import FileOrder, SampleOrder
 from rankmesh.data.samples import Samples
+from rankmesh.data.writer import TokenWriter
 from rankmesh.topology.batch import BatchPlan
 
 T = 6

@@ -225,7 +225,7 @@ def test_lock_of_a_dead_run_is_free_but_its_folder_is_used(tmp_path: Path) -> No
     child.start()
     child.join(60)
     assert held.is_set()
-    with pytest.raises(UserError, match="holds a run that was interrupted; choose another"):
+    with pytest.raises(UserError, match="holds a run that was interrupted; train.resume=auto"):
         RunDir(tmp_path, total_steps=1)
 
 

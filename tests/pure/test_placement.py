@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh.errors import PlanError
+from rankmesh.specs.families import FAMILIES
 from rankmesh.specs.model import ModelSpec, make_spec
 from rankmesh.specs.placement import kv_replicas, num_params, param_table, parts
 from rankmesh.specs.presets import preset
@@ -26,7 +27,7 @@ def specs_and_tp(draw: st.DrawFn) -> tuple[ModelSpec, int]:
     group = draw(st.integers(1, 6))
     replicas = draw(st.sampled_from([n for n in range(1, group + 1) if group % n == 0]))
     tp = draw(st.one_of(st.integers(1, kv_heads), st.just(kv_heads * replicas)))
-    family = draw(st.sampled_from(["llama", "gpt2"]))
+    family = draw(st.sampled_from(list(FAMILIES)))
     fields: dict[str, Any] = {
         "family": family,
         "num_layers": draw(st.integers(1, 3)),
@@ -40,6 +41,8 @@ def specs_and_tp(draw: st.DrawFn) -> tuple[ModelSpec, int]:
     }
     for switch in ("qkv_bias", "out_bias", "mlp_bias", "tie_embeddings"):
         fields[switch] = draw(st.booleans())
+    plain = FAMILIES[family].defaults["norm"] == "rmsnorm"
+    fields["qk_norm"] = draw(st.sampled_from(["none", "head", *(["all"] if plain else [])]))
     return make_spec(**fields), tp
 
 
@@ -214,6 +217,45 @@ def test_a_tied_embedding_is_one_parameter_on_two_stages() -> None:
     assert table["norm.weight"].stages == (1,)
     alone = param_table(preset("gpt2-tiny"), ParallelPlan())
     assert {param.stages for param in alone} == {(0,)}
+
+
+def test_norms_of_queries_and_keys() -> None:
+    """One weight for all heads is partial over tp, also without sequence parallelism (DESIGN
+    section 4); one weight an element is cut with its head.
+    """
+    qwen = param_table(preset("qwen3-tiny"), ParallelPlan(tp=2))
+    for one in "qk":
+        norm = qwen[f"layers.1.attn.qk_norm.{one}.weight"]
+        assert (norm.shape, norm.placements, norm.grad_sum) == ((16,), {}, ("tp",))
+        assert not norm.decay and norm.init.kind == "ones"
+    alone = param_table(preset("qwen3-tiny"), ParallelPlan())
+    assert not any(param.grad_sum for param in alone)
+    olmo = param_table(preset("olmo2-tiny", num_kv_heads=2), ParallelPlan(tp=4))
+    query, key = (olmo[f"layers.1.attn.qk_norm.{one}.weight"] for one in "qk")
+    assert [query.slices({"tp": rank})[0].start for rank in range(4)] == [0, 16, 32, 48]
+    assert [key.slices({"tp": rank})[0].start for rank in range(4)] == [0, 0, 16, 16]
+    assert (query.grad_sum, key.grad_sum) == ((), ("tp_rep",))
+
+
+def test_norms_stand_where_the_family_has_them() -> None:
+    def norms(name: str) -> list[str]:
+        found = [part.name for part in parts(preset(name))]
+        return [
+            name.removeprefix("layers.0.")
+            for name in found
+            if "layers.0." in name and "norm" in name
+        ]
+
+    assert norms("llama-tiny") == ["attn_norm.weight", "mlp_norm.weight"]
+    assert norms("gemma2-tiny") == [
+        "attn_norm.weight", "attn_post_norm.weight", "mlp_norm.weight", "mlp_post_norm.weight",
+    ]  # fmt: skip
+    assert norms("olmo2-tiny") == [
+        "attn.qk_norm.q.weight", "attn.qk_norm.k.weight", "attn_post_norm.weight",
+        "mlp_post_norm.weight",
+    ]  # fmt: skip
+    gemma = param_table(preset("gemma3-tiny"), ParallelPlan())
+    assert {param.init.kind for param in gemma if "norm" in param.name} == {"zeros"}
 
 
 def test_sequence_parallelism_makes_whole_parameters_partial() -> None:

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.data.indexed import TokenFile, TokenWriter
+from rankmesh.data.indexed import TokenFile
 from rankmesh.data.meta import TokenMeta
+from rankmesh.data.order import SampleOrder
 from rankmesh.data.prepare import PrepareOptions, prepare
 from rankmesh.data.samples import Samples, check_vocab
+from rankmesh.data.writer import TokenWriter
 from rankmesh.errors import DataError
 
 
@@ -44,6 +46,38 @@ def test_every_target_position_is_used_once(
         range(1, count * seq_len + 1)
     )
     assert all(left[-1] == right[0] for left, right in zip(found, found[1:], strict=False))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    seq_len=st.integers(1, 9),
+    seed=st.integers(0, 2**40),
+    epoch=st.integers(0, 2**33),
+)
+def test_no_target_position_comes_twice_in_an_epoch(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    seq_len: int,
+    seed: int,
+    epoch: int,
+) -> None:
+    """Field report X02: in any epoch, over several files, each target is used once; those never
+    used are a file's first token and its tail of (num_tokens - 1) % seq_len.
+    """
+    folder = tmp_path_factory.mktemp("epoch")
+    sizes = [length + seq_len + 1 for length in lengths]
+    starts = np.cumsum([0, *sizes]).tolist()
+    files = [token_file(folder / f"{i}", size, starts[i]) for i, size in enumerate(sizes)]
+    samples = Samples(files, seq_len)
+    order = SampleOrder(seed, len(samples))
+    numbers = range(epoch * len(samples), (epoch + 1) * len(samples))
+    targets = [int(t) for k in numbers for t in samples.sample(order.index(k))[1:]]
+    expected = [
+        start + 1 + position
+        for start, size in zip(starts, sizes, strict=False)
+        for position in range((size - 1) // seq_len * seq_len)
+    ]
+    assert sorted(targets) == expected
 
 
 def test_files_are_one_list_that_no_sample_crosses(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from rankmesh.errors import ConfigError
 from rankmesh.specs.families import FAMILIES
-from rankmesh.specs.model import ModelSpec, RopeScaling, make_spec
+from rankmesh.specs.model import ModelSpec, make_spec, shortest_pattern
+from rankmesh.specs.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 SIZES: dict[str, Any] = {
     "num_layers": 2,
@@ -36,6 +38,47 @@ def test_llama_feed_forward_size_is_that_of_the_published_models() -> None:
     assert [family.default_ffn_size(hidden) for hidden in (4096, 5120)] == [11008, 13824]
 
 
+def test_what_makes_the_other_families() -> None:
+    specs = {family: make_spec(family=family, **SIZES) for family in FAMILIES}
+    assert specs["qwen2"].qkv_bias and not specs["qwen2"].out_bias
+    assert {name for name, spec in specs.items() if spec.qk_norm == "head"} == {"qwen3", "gemma3"}
+    assert specs["olmo2"].qk_norm == "all"
+    places = {name: spec.norm_place for name, spec in specs.items() if spec.norm_place != "before"}
+    assert places == {"gemma2": "around", "gemma3": "around", "olmo2": "after"}
+    gemma2, gemma3 = specs["gemma2"], specs["gemma3"]
+    assert (gemma2.attention_softcap, gemma2.logit_softcap) == (50.0, 30.0)
+    assert (gemma3.attention_softcap, gemma3.logit_softcap) == (0.0, 0.0)
+    assert (gemma3.rope_theta, gemma3.rope_local_theta) == (1e6, 1e4)
+    for spec in (gemma2, gemma3):
+        assert (spec.norm, spec.mlp) == ("rmsnorm_1p", "geglu_tanh")
+        assert spec.scale_embedding and spec.tie_embeddings
+    assert make_spec(family="gemma2", **SIZES | {"num_layers": 3}).windows == (4096, 0, 4096)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers", "shortest"),
+    [
+        ("LG", 5, "LG"),
+        ("LGLG", 9, "LG"),
+        ("LLLLLG", 5, "L"),
+        ("LLLLLG", 6, "LLLLLG"),
+        ("GGGLL", 5, "GGGLL"),
+        ("GGGLL", 10**9, "GGGLL"),
+        ("LGL", 3, "LG"),
+        ("LGL", 4, "LGL"),
+        ("GG", 1, "G"),
+    ],
+)
+def test_a_pattern_of_windows_has_one_form(pattern: str, layers: int, shortest: str) -> None:
+    assert shortest_pattern(pattern, layers) == shortest
+    assert (
+        make_spec(
+            family="llama", window=4, window_pattern=pattern, **SIZES | {"num_layers": layers}
+        ).window_pattern
+        == shortest
+    )
+
+
 def test_defaults_leave_dropout_off() -> None:
     for family in FAMILIES:
         spec = make_spec(family=family, **SIZES)
@@ -43,13 +86,30 @@ def test_defaults_leave_dropout_off() -> None:
 
 
 def test_a_spec_survives_json_values() -> None:
-    scaling = RopeScaling(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16
-    )
-    spec = make_spec(family="llama", num_kv_heads=2, rope_scaling=scaling, **SIZES)
-    values = spec.to_dict()
-    assert isinstance(values["rope_scaling"], dict)
-    assert make_spec(**values) == spec
+    scalings: list[RopeScaling] = [
+        LinearScaling(factor=2.0),
+        Llama3Scaling(factor=8.0, original_max_seq_len=16),
+        YarnScaling(factor=8.0, original_max_seq_len=16, beta_fast=16.0),
+    ]
+    for scaling in scalings:
+        spec = make_spec(family="gemma3", num_kv_heads=2, rope_scaling=scaling, **SIZES)
+        values = spec.to_dict()
+        assert isinstance(values["rope_scaling"], dict)
+        assert make_spec(**json.loads(json.dumps(values))) == spec
+
+
+def test_a_table_without_a_kind_is_of_llama_3() -> None:
+    """As manifests written before there were others have it."""
+    table = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    spec = make_spec(family="llama", rope_scaling=table | {"original_max_seq_len": 16}, **SIZES)
+    assert spec.rope_scaling == Llama3Scaling(factor=8.0, original_max_seq_len=16)
+
+
+def test_the_attention_factor_of_yarn() -> None:
+    scaling = YarnScaling(factor=4.0, original_max_seq_len=16)
+    assert scaling.gain == pytest.approx(1.1386294361)
+    assert YarnScaling(factor=0.5, original_max_seq_len=16).gain == 1.0
+    assert YarnScaling(factor=4.0, original_max_seq_len=16, attention_factor=1.5).gain == 1.5
 
 
 def test_none_means_not_given() -> None:
@@ -70,7 +130,7 @@ def test_none_means_not_given() -> None:
         ({"num_kv_heads": 4}, ["num_kv_heads 4", "num_heads 6", "allowed: 1, 2, 3, 6"]),
         ({"num_heads": 7}, ["num_heads 7", "hidden_size 48", "head_dim"]),
         ({"head_dim": 7}, ["head_dim 7", "odd", "rotary"]),
-        ({"norm": "batchnorm"}, ["model.norm", "'batchnorm'", "rmsnorm, layernorm"]),
+        ({"norm": "batchnorm"}, ["model.norm", "'batchnorm'", "rmsnorm, rmsnorm_1p, layernorm"]),
         ({"norm": "layernorm"}, ["model.norm", "'layernorm'", "family llama", "rmsnorm"]),
         ({"mlp": "gelu"}, ["model.mlp", "family llama", "swiglu"]),
         ({"positions": "learned"}, ["model.positions", "family llama", "rotary"]),
@@ -83,7 +143,25 @@ def test_none_means_not_given() -> None:
         ({"num_layer": 2}, ["model.num_layer", "did you mean num_layers?"]),
         ({"rope_scaling": 8.0}, ["model.rope_scaling", "8.0"]),
         ({"rope_scaling": {"factr": 8.0}}, ["rope_scaling.factr", "did you mean factor?"]),
-        ({"rope_scaling": {"factor": 8.0}}, ["rope_scaling.low_freq_factor", "missing"]),
+        ({"rope_scaling": {"low_freq_factor": 1.0}}, ["rope_scaling.factor", "missing"]),
+        ({"rope_scaling": {"kind": "ntk"}}, ["rope_scaling.kind", "'ntk'", "linear, llama3, yarn"]),
+        (
+            {"rope_scaling": {"kind": "linear", "factor": 2.0, "beta_fast": 3.0}},
+            ["rope_scaling.beta_fast", "kind linear"],
+        ),
+        (
+            {"rope_scaling": {"kind": "yarn", "factor": 2.0}},
+            ["rope_scaling.original_max_seq_len", "missing", "kind yarn"],
+        ),
+        ({"rope_scaling": {"kind": "linear", "factor": 0}}, ["rope_scaling.factor", "above 0"]),
+        ({"norm_place": "after"}, ["model.norm_place", "'after'", "family llama", "before"]),
+        ({"qk_norm": "heads"}, ["model.qk_norm", "'heads'", "none, head, all"]),
+        ({"window": -1}, ["model.window", "-1", "at least 0"]),
+        ({"window_pattern": "LX"}, ["model.window_pattern", "'LX'", "L (local) and G (global)"]),
+        ({"window_pattern": ""}, ["model.window_pattern", "''"]),
+        ({"window_pattern": 3}, ["model.window_pattern", "3"]),
+        ({"logit_softcap": -1.0}, ["model.logit_softcap", "-1.0", "at least 0"]),
+        ({"scale_embedding": 1}, ["model.scale_embedding", "true, false"]),
     ],
 )
 def test_mistakes_are_one_line_with_the_value_and_what_is_allowed(
@@ -99,12 +177,18 @@ def test_mistakes_are_one_line_with_the_value_and_what_is_allowed(
 
 def test_rope_scaling_needs_rotary_positions_and_ordered_factors() -> None:
     with pytest.raises(ConfigError, match="low_freq_factor 4.0 must be below high_freq_factor 1.0"):
-        RopeScaling(factor=8.0, low_freq_factor=4.0, high_freq_factor=1.0, original_max_seq_len=16)
-    scaling = RopeScaling(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16
-    )
+        Llama3Scaling(factor=8.0, low_freq_factor=4.0, high_freq_factor=1.0)
+    with pytest.raises(ConfigError, match="beta_slow 32.0 must be below beta_fast 32.0"):
+        YarnScaling(factor=8.0, original_max_seq_len=16, beta_slow=32.0)
     with pytest.raises(ConfigError, match="rope_scaling needs rotary positions"):
-        make_spec(family="gpt2", rope_scaling=scaling, **SIZES)
+        make_spec(family="gpt2", rope_scaling=LinearScaling(factor=8.0), **SIZES)
+    with pytest.raises(ConfigError, match="rope_local_theta needs rotary positions"):
+        make_spec(family="gpt2", rope_local_theta=10.0, **SIZES)
+
+
+def test_norms_over_all_heads_are_plain_ones() -> None:
+    with pytest.raises(ConfigError, match="qk_norm all needs norm rmsnorm, not rmsnorm_1p"):
+        make_spec(family="gemma2", qk_norm="all", **SIZES)
 
 
 def test_checks_also_run_when_a_field_is_replaced() -> None:

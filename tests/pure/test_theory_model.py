@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankmesh.specs.families import FAMILIES
 from rankmesh.specs.model import ModelSpec, make_spec
 from rankmesh.specs.placement import num_params, param_table, parts
 from rankmesh.specs.presets import names, preset
@@ -24,8 +25,8 @@ from rankmesh.topology.plan import ParallelPlan
 
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
-    """Small models of both families with every switch drawn."""
-    family = draw(st.sampled_from(("llama", "gpt2")))
+    """Small models of every family with every switch drawn."""
+    family = draw(st.sampled_from(list(FAMILIES)))
     groups, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     switches = ("qkv_bias", "out_bias", "mlp_bias", "tie_embeddings")
     return make_spec(
@@ -57,7 +58,9 @@ def test_closed_form_equals_the_table(spec: ModelSpec) -> None:
     count = count_params(spec)
     assert count.total == num_params(spec)
     sizes = {part.name: part.shape[0] * (part.shape[1:] or (1,))[0] for part in parts(spec)}
-    assert count.norms == sum(n for name, n in sizes.items() if "norm" in name)
+    assert count.norms == sum(
+        n for name, n in sizes.items() if "norm" in name and "qk_norm" not in name
+    )
     assert count.attention == sum(n for name, n in sizes.items() if ".attn." in name)
     assert count.mlp == sum(n for name, n in sizes.items() if ".mlp." in name)
     assert count.head == sizes.get("head.weight", 0)
@@ -114,6 +117,19 @@ def test_flops_by_hand() -> None:
     assert causal.attention == 2 * 64 * 3
     assert causal.total == 3 * (matmul + 2 * 64 * 3) == 3 * 7872
     assert causal.backward == 2 * causal.forward
+
+
+def test_windows_count_by_enumeration() -> None:
+    """gemma3: five local layers of every six."""
+    spec = preset("gemma3-tiny", window=4)
+    for length in (1, 3, 4, 5, 11):
+        pairs = sum(
+            min(query + 1, window or length) for window in spec.windows for query in range(length)
+        )
+        per_pair = 4 * spec.num_heads * spec.head_dim
+        assert token_flops(spec, length).attention == per_pair * pairs // length
+        whole = token_flops(spec, length, causal=False).attention
+        assert whole == per_pair * spec.num_layers * length
 
 
 def test_causal_count_by_enumeration() -> None:

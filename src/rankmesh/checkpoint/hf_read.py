@@ -9,20 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from rankmesh.checkpoint.manifest import TOKENIZER, plain_file_name, read_json
 from rankmesh.checkpoint.tensorfile import TensorFiles, show
 from rankmesh.errors import CheckpointError, ConfigError
-from rankmesh.specs.hf import HFTensor, bare_name, hf_sources, hf_tensors, is_ignored, spec_from_hf
+from rankmesh.specs.hf import spec_from_hf
+from rankmesh.specs.hf_tensors import (
+    TIED_HEAD,
+    HFTensor,
+    bare_name,
+    hf_sources,
+    hf_tensors,
+    is_ignored,
+)
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import parts
 from rankmesh.topology.params import Slices
 
 CONFIG = "config.json"
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_TIED_ROWS = 64
 
 
 class HFFolder:
@@ -76,6 +86,18 @@ class HFFolder:
         index = stored[::-1] if source.transpose else stored
         return self._files.read(file, key, index, source.transpose)
 
+    def holds(self, key: str) -> bool:
+        """Whether a tensor of that Hugging Face name is stored."""
+        return key in self._held_in
+
+    def stored_names(self) -> tuple[str, ...]:
+        """Hugging Face names of all tensors in the folder."""
+        return tuple(self._held_in)
+
+    def stored(self, key: str, slices: Slices) -> Tensor:
+        """The slice of a tensor by its Hugging Face name, as it lies there."""
+        return self._files.read(self._held_in[key], key, slices)
+
     def _located(self, tensor: HFTensor) -> tuple[str, str]:
         """Name and file of a tensor as stored, once its shape is known to be right."""
         key = tensor.name if tensor.name in self._held_in else bare_name(self.spec, tensor.name)
@@ -111,22 +133,41 @@ def read_hf(folder: Path) -> HFFolder:
             raise CheckpointError(
                 f"{folder}: tensor {name} has no place in the {spec.family} model of {CONFIG}"
             )
-    return HFFolder(folder, spec, files, held_in)
+    source = HFFolder(folder, spec, files, held_in)
+    _check_tied(source)
+    return source
+
+
+def _check_tied(source: HFFolder) -> None:
+    """Refuse a head that is stored beside the table to which config.json ties it, and differs.
+
+    Rows spread over the vocabulary are compared: matrices that were trained apart differ in each.
+    """
+    if not source.spec.tie_embeddings or not source.holds(TIED_HEAD):
+        return
+    vocab, hidden = source.spec.vocab_size, source.spec.hidden_size
+    for row in range(0, vocab, -(-vocab // _TIED_ROWS)):
+        rows = (slice(row, row + 1), slice(0, hidden))
+        if not torch.equal(source.slice("embed.weight", rows), source.stored(TIED_HEAD, rows)):
+            raise CheckpointError(
+                f"{source.folder}: {TIED_HEAD} differs from the embedding in row {row}, but "
+                f"{CONFIG} has tie_word_embeddings; set that to false"
+            )
 
 
 def _held_in(folder: Path, files: TensorFiles) -> dict[str, str]:
     """Tensor name -> file, from the index of a sharded folder or from the one file."""
-    if (folder / _INDEX).is_file():
-        weight_map = read_json(folder / _INDEX).get("weight_map")
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{folder / _INDEX}: no weight_map in it")
-        return {name: plain_file_name(_INDEX, file) for name, file in weight_map.items()}
-    if (folder / _SINGLE).is_file():
-        return {name: _SINGLE for name in files.keys(_SINGLE)}
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+            raise CheckpointError(f"{folder / INDEX}: no weight_map in it")
+        return {name: plain_file_name(INDEX, file) for name, file in weight_map.items()}
+    if (folder / SINGLE).is_file():
+        return {name: SINGLE for name in files.keys(SINGLE)}
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         raise CheckpointError(
             f"{folder}: holds only pickled weights ({pickled[0]}), which are never read; "
             "save it as safetensors"
         )
-    raise CheckpointError(f"{folder}: neither {_SINGLE} nor {_INDEX} is there")
+    raise CheckpointError(f"{folder}: neither {SINGLE} nor {INDEX} is there")

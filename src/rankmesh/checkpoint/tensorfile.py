@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rankmesh.checkpoint.manifest import FileEntry
+from rankmesh.checkpoint.manifest import FileEntry, Piece
 from rankmesh.errors import CheckpointError
 from rankmesh.topology.params import Slices
 
@@ -30,19 +31,52 @@ DTYPE_CODES: Mapping[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_BLOCK = 1 << 22
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+@dataclass(frozen=True)
+class Deferred:
+    """A tensor that is made only when its turn to be written has come, and then let go."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    load: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a tensor lies in its file, first and one past the last byte, and the sha256 of these
+    bytes."""
+
+    bytes: tuple[int, int]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file of tensors: its size, the sha256 of its header, and the span of each tensor."""
+
+    bytes: int
+    sha256: str
+    spans: Mapping[str, Span]
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor | Deferred],
+    metadata: Mapping[str, str] | None = None,
+) -> Written:
     """Write `tensors` to `path` in the safetensors format, synced to disk.
 
-    One tensor at a time is on the CPU; the checksum is taken from the bytes on their way out.
-    Raises CheckpointError for a dtype that the format lacks.
+    One tensor at a time is on the CPU; checksums are taken from the bytes on their way out.
+    `metadata` goes into the header. Raises CheckpointError for a dtype that the format lacks, or a
+    deferred tensor that is not what was announced.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for key, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
+        numel = torch.Size(tensor.shape).numel()
+        start, end = end, end + numel * tensor.dtype.itemsize
         header[key] = {
             "dtype": dtype_code(key, tensor.dtype),
             "shape": list(tensor.shape),
@@ -51,18 +85,31 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
     text = json.dumps(header, separators=(",", ":")).encode()
     # The format aligns the data to 8 bytes with blanks after the header.
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
+    head = len(text).to_bytes(8, "little") + text
+    spans = {}
     with path.open("wb") as file:
-        for block in (len(text).to_bytes(8, "little"), text):
-            file.write(block)
-            digest.update(block)
-        for tensor in tensors.values():
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        file.write(head)
+        for key, tensor in tensors.items():
+            raw = _raw(key, tensor)
             file.write(raw)
-            digest.update(raw)
+            low, high = header[key]["data_offsets"]
+            spans[key] = Span((len(head) + low, len(head) + high), hashlib.sha256(raw).hexdigest())
         file.flush()
         os.fsync(file.fileno())
-    return FileEntry(8 + len(text) + end, digest.hexdigest())
+    return Written(len(head) + end, hashlib.sha256(head).hexdigest(), spans)
+
+
+def _raw(key: str, tensor: Tensor | Deferred) -> memoryview:
+    """The bytes of a tensor, row by row, on the CPU."""
+    if isinstance(tensor, Deferred):
+        made = tensor.load()
+        if (tuple(made.shape), made.dtype) != (tuple(tensor.shape), tensor.dtype):
+            raise CheckpointError(
+                f"{key}: {made.dtype} {tuple(made.shape)} came where {tensor.dtype} "
+                f"{tuple(tensor.shape)} was announced"
+            )
+        tensor = made
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_bytes(path: Path, raw: bytes) -> FileEntry:
@@ -81,17 +128,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def entry_of(path: Path) -> FileEntry:
-    """Size and sha256 of an existing file, read in blocks."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    return FileEntry(size, digest.hexdigest())
 
 
 def dtype_code(name: str, dtype: torch.dtype) -> str:
@@ -123,6 +159,29 @@ class TensorFiles:
     def shape(self, file: str, key: str) -> tuple[int, ...]:
         """Shape of tensor `key`; raises CheckpointError where it is missing."""
         return tuple(self._view(file, key).get_shape())
+
+    def piece(self, piece: Piece, code: str) -> Tensor:
+        """A whole piece of a checkpoint, of dtype `code`, once its checksum has been found right.
+
+        Raises CheckpointError naming the file.
+        """
+        path = self.folder / piece.file
+        if code not in _DTYPES:
+            raise CheckpointError(f"{path}: {piece.key} has the unknown dtype {code}")
+        tensor = torch.empty(piece.shape, dtype=_DTYPES[code])
+        raw = tensor.reshape(-1).view(torch.uint8).numpy().data
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(piece.bytes[0])
+                left = raw
+                while left and (count := file.readinto(left)):
+                    left = left[count:]
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        size = piece.bytes[1] - piece.bytes[0]
+        if left or size != len(raw) or hashlib.sha256(raw).hexdigest() != piece.sha256:
+            raise CheckpointError(f"{path}: {piece.key} differs from its checksum: damaged")
+        return tensor
 
     def read(self, file: str, key: str, slices: Slices, transpose: bool = False) -> Tensor:
         """The slice, transposed if asked, as a contiguous CPU tensor in its stored dtype.

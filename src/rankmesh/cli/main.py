@@ -16,7 +16,7 @@ from typing import NoReturn
 from rankmesh.errors import RankmeshError, UserError
 from rankmesh.version import describe
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "Command", "Parser", "main", "parser_of"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,14 @@ def _command(name: str, help: str, *, body: str = "", hidden: bool = False) -> C
 
 COMMANDS = {
     "train": _command("train", "train a model from a config file", body="rankmesh.cli.train_run"),
-    "map": _command("map", "rank map and groups of any world, without processes"),
-    "prepare": _command("prepare", "turn text or JSON lines into token files"),
+    "map": _command(
+        "map", "rank map and groups of any world, without processes", body="rankmesh.cli.map_run"
+    ),
+    "prepare": _command(
+        "prepare",
+        "turn text, JSON lines or parquet into token files",
+        body="rankmesh.cli.prepare_run",
+    ),
     "verify": _command(
         "verify", "compare a config's mesh with a single process", body="rankmesh.cli.verify_run"
     ),
@@ -51,6 +57,23 @@ COMMANDS = {
     ),
     "generate": _command(
         "generate", "write text from trained weights", body="rankmesh.cli.generate_run"
+    ),
+    "convert": _command(
+        "convert", "checkpoints to and from Hugging Face folders", body="rankmesh.cli.convert_run"
+    ),
+    "inspect": _command(
+        "inspect",
+        "what a checkpoint holds, and whether it is whole",
+        body="rankmesh.cli.inspect_run",
+    ),
+    "eval": _command(
+        "eval", "loss, perplexity and bits per byte of token files", body="rankmesh.cli.eval_run"
+    ),
+    "compare": _command("compare", "the first step and metric at which two runs differ"),
+    "init": _command("init", "write a commented config", body="rankmesh.cli.init_run"),
+    "config": _command("config", "what a key means; the schema", body="rankmesh.cli.config_run"),
+    "completion": _command(
+        "completion", "complete words in a shell", body="rankmesh.cli.completion_run"
     ),
     "demo": _command(
         "demo", "train a small model on this machine", body="rankmesh.cli.demo_run", hidden=True
@@ -92,6 +115,17 @@ def _overview() -> str:
     )
 
 
+def parser_of(name: str) -> Parser:
+    """The parser of a command of the table; loads nothing that help does not need."""
+    command = COMMANDS[name]
+    parser = Parser(prog=f"rankmesh {name}", description=command.help, allow_abbrev=False)
+    importlib.import_module(command.arguments).add_arguments(parser)
+    for action in parser._actions:
+        # argparse calls a list that may be empty required, and says so where another word lacks.
+        action.required = action.required and action.nargs != "*"
+    return parser
+
+
 def _dispatch(words: Sequence[str]) -> int:
     """Runs the command that `words` name; returns its exit code."""
     if not words or words[0] in ("-h", "--help"):
@@ -104,12 +138,11 @@ def _dispatch(words: Sequence[str]) -> int:
     if name not in COMMANDS:
         hint = _nearest(name, COMMANDS)
         raise UserError(f"unknown command {name!r}{hint} (see `rankmesh --help`)")
-    command = COMMANDS[name]
-    parser = Parser(prog=f"rankmesh {name}", description=command.help, allow_abbrev=False)
-    importlib.import_module(command.arguments).add_arguments(parser)
-    # Options may stand between arguments: `train CONFIG --nproc 2 train.steps=5`.
-    args = parser.parse_intermixed_args(rest)
-    return int(importlib.import_module(command.body).run(args))
+    parser = parser_of(name)
+    # Overrides may stand before and after options. argparse cannot do that with parts of commands.
+    mixed = parser._subparsers is None
+    args = parser.parse_intermixed_args(rest) if mixed else parser.parse_args(rest)
+    return int(importlib.import_module(COMMANDS[name].body).run(args))
 
 
 def _guarded(words: Sequence[str]) -> int:

@@ -14,10 +14,10 @@ from rankmesh.config.load import load_config
 from rankmesh.config.resolve import world_size_of
 from rankmesh.config.schema import RunConfig
 from rankmesh.errors import UserError
-from rankmesh.obs.rundir import RunDir, log_folder, note_failure
+from rankmesh.obs.rundir import log_folder, note_failure
 from rankmesh.train.build import prepare_job
 from rankmesh.train.launch import launch as start_ranks
-from rankmesh.train.session import train
+from rankmesh.train.session import open_run_dir, train
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,9 +44,9 @@ def _start(args: argparse.Namespace, config: RunConfig) -> int:
     if nproc == 1:
         train(config, alone(), Lifeline(alone(), ""))
         return 0
-    run_dir = Path(config.log.run_dir)
     # Refused here rather than by rank 0, whose start takes seconds; rank 0 takes the lock again.
-    RunDir(run_dir, config.train.steps).close()
+    open_run_dir(config).close()
+    run_dir = Path(config.log.run_dir)
     return start_ranks(
         ["train", str(args.config), *args.overrides],
         nproc,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rankmesh import models
+from rankmesh.data.blend import training_order
 from rankmesh.data.loader import Loader, Microbatch
-from rankmesh.data.order import SampleOrder
 from rankmesh.nn import Transformer
 from rankmesh.testing.oracle import Recipe, Trace, WholeBatch, load_values, run_oracle
 from rankmesh.topology.batch import BatchPlan
@@ -79,7 +79,7 @@ def verify(run: Run, job: Job, steps: int) -> list[Difference]:
     Memory: the whole model with its optimizer on each rank.
     """
     place = run.mesh.coordinate
-    order = SampleOrder(run.config.data.seed, len(job.train))
+    order = training_order(run.config.data.seed, job.train)
     mine = Loader(job.train, order, run.batch, place.dp)
     whole = Loader(
         job.train, order, BatchPlan(run.batch.global_batch, 1, run.batch.global_batch), 0

@@ -51,6 +51,8 @@ def _exact(config: RunConfig, own_dtype: bool) -> RunConfig:
     """The config in fp64. In fp32 Adam turns the rounding of a gradient near zero into a whole
     step, unless eps is well above that rounding.
     """
+    # Both sides start afresh: the single process knows no optimizer state of ours.
+    config = replace(config, train=replace(config.train, resume="no"))
     if not own_dtype:
         return replace(config, train=replace(config.train, dtype="fp64"))
     return replace(config, optimizer=replace(config.optimizer, eps=max(config.optimizer.eps, 1e-4)))

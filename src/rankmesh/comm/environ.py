@@ -33,11 +33,12 @@ _FIRST_PORT, _NUM_PORTS = 10_000, 20_000
 class Launch:
     """This process among those that a launcher started.
 
-    launcher: torchrun, slurm, mpi or none. rank, world_size: of all processes. local_rank: the
-    place among the processes of this host, which alone chooses the device. local_world_size: of
-    this host. master_addr, master_port: where the rendezvous store listens. agent_store: the
-    launcher itself keeps that store, so that rank 0 must not. job: tells jobs on one host apart.
-    attempt: restarts so far. error_file: where torch's elastic agent looks for a failure's text.
+    launcher: torchrun, slurm, mpi, none, or group (a process group that somebody else made). rank,
+    world_size: of all processes. local_rank: the place among the processes of this host, which
+    alone chooses the device. local_world_size: of this host. master_addr, master_port: where the
+    rendezvous store listens. agent_store: somebody else keeps that store, so that rank 0 must not.
+    job: tells jobs on one host apart. attempt: restarts so far. error_file: where torch's elastic
+    agent looks for a failure's text.
     """
 
     launcher: str

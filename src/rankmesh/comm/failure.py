@@ -10,6 +10,7 @@ after the record is written, so that a peer's "connection reset" always comes se
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ import torch.distributed as dist
 from rankmesh.comm.environ import Launch
 from rankmesh.comm.exchange import Store, put_all
 from rankmesh.errors import MeshError, RankmeshError
+from rankmesh.obs.secrets import mask_text
 
 __all__ = ["Failure", "Lifeline", "first_failure", "leave", "lost_peer"]
 
@@ -78,12 +80,12 @@ class Failure:
             rank=rank,
             host=host,
             kind=type(error).__name__,
-            text=" ".join(str(error).split()),
+            text=mask_text(" ".join(str(error).split())),
             code=130 if isinstance(error, KeyboardInterrupt) else code,
             time=time.time(),
             known=isinstance(error, RankmeshError | KeyboardInterrupt),
             by_peer=lost_peer(error),
-            trace="".join(traceback.format_exception(error)),
+            trace=mask_text("".join(traceback.format_exception(error))),
         )
 
     @property
@@ -209,6 +211,22 @@ class Lifeline:
                 time.sleep(0.05)
         except RuntimeError:
             pass  # the store is gone: there is nobody left to tell
+
+    def tell(self, error: BaseException) -> Failure:
+        """Records `error` and tells all ranks, as `fail` does, but leaves this process running.
+
+        Returns the first failure of all ranks: this one, unless another was earlier. From here on
+        no failure ends this process.
+        """
+        self._parted.set()
+        failure = self._of(error)
+        first = self._claim(failure)
+        self._write(failure)
+        store, self._store = self._store, None
+        if store is not None:
+            with contextlib.suppress(RuntimeError):  # the store is gone, and nobody listens
+                store.set(_end_key(self._launch.rank), "parted")
+        return first
 
     def _end(self, failure: Failure, cause: Failure | None = None) -> NoReturn:
         """Writes, speaks and ends the process, whatever hangs meanwhile (a full disk, a pipe)."""

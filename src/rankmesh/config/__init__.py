@@ -5,12 +5,12 @@ torch.
 from rankmesh.config.dump import dump
 from rankmesh.config.explain import KeyInfo, explain, keys
 from rankmesh.config.load import load_config
+from rankmesh.config.model import ModelConfig
 from rankmesh.config.resolve import check_fits, model_spec, parallel_plan, world_size_of
 from rankmesh.config.schema import (
     CheckpointConfig,
     DataConfig,
     LogConfig,
-    ModelConfig,
     OptimizerConfig,
     ParallelConfig,
     RunConfig,

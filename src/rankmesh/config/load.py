@@ -1,4 +1,4 @@
-"""TOML file and overrides -> RunConfig.
+"""TOML file, or a dict, and overrides -> RunConfig.
 
 Owns reading: one small recursive reader that follows the type hints of the dataclasses, and the
 note of where each value came from. It knows no key.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
+from rankmesh.config.dump import dump
 from rankmesh.config.fields import Refusal, refuse
 from rankmesh.config.names import KEYS, unknown_key, unknown_section
 from rankmesh.config.schema import FORMAT_VERSION, RunConfig
@@ -38,15 +40,26 @@ _PYTHON_TYPES: Mapping[Hint, tuple[type, ...]] = {
 }
 
 
-def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    config: str | PathLike[str] | Mapping[str, Any] | RunConfig | None,
+    overrides: Sequence[str] = (),
+) -> RunConfig:
     """The config of a TOML file with `section.key=value` overrides on top; later ones win.
 
-    An override's value is TOML; text that is no TOML is a string, so that quotes are rarely
-    needed; `none` unsets a key that may be unset. `path` None reads no file. Raises ConfigError,
-    in one line that names the file or the override, the key, the value and what is allowed.
+    config: the file's path; or what such a file holds, as a dict of sections; or a RunConfig; None
+    for defaults. An override's value is TOML; text that is no TOML is a string, so that quotes are
+    rarely needed; `none` unsets a key that may be unset. Raises ConfigError, in one line that names
+    the file or the override, the key, the value and what is allowed.
     """
-    tree = {} if path is None else _read_file(Path(path))
-    given = _Overrides(file=f"{path}" if path is not None else "config")
+    overrides = [overrides] if isinstance(overrides, str) else overrides
+    if isinstance(config, RunConfig):
+        if not overrides:
+            return config
+        config = tomllib.loads(dump(config))
+    if isinstance(config, str | PathLike):
+        tree, given = _read_file(Path(config)), _Overrides(file=f"{config}")
+    else:
+        tree, given = _as_toml(config or {}), _Overrides(file="config")
     try:
         _check_version(tree)
         for text in overrides:
@@ -54,6 +67,16 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
         return _Reader(given.texts).table(RunConfig, tree, "")
     except Refusal as refusal:
         raise ConfigError(f"{given.source(refusal.key)}: {refusal}") from None
+
+
+def _as_toml(value: Any) -> Any:
+    """A dict from Python as TOML would give it: a copy, tuples as lists, paths as text."""
+    if isinstance(value, Mapping):
+        # What is None is not given, as TOML has no word for that.
+        return {str(key): _as_toml(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_as_toml(item) for item in value]
+    return str(value) if isinstance(value, PathLike) else value
 
 
 def _read_file(path: Path) -> dict[str, Any]:

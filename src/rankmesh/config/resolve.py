@@ -9,7 +9,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rankmesh.config.fields import refuse
-from rankmesh.config.schema import ModelConfig, ParallelConfig, RunConfig
+from rankmesh.config.model import ModelConfig
+from rankmesh.config.schema import ParallelConfig, RunConfig
 from rankmesh.errors import ConfigError
 from rankmesh.specs.model import ModelSpec, make_spec
 from rankmesh.specs.presets import names, preset
@@ -32,7 +33,8 @@ def model_spec(config: ModelConfig, base: ModelSpec | None = None) -> ModelSpec:
         if entry.name not in _NOT_SPEC
     }
     if config.rope_scaling is not None:
-        given["rope_scaling"] = asdict(config.rope_scaling)
+        scaling = asdict(config.rope_scaling)
+        given["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
     if base is not None:
         changed = {name: value for name, value in given.items() if value is not None}
         return make_spec(**{**base.to_dict(), **changed})

@@ -6,6 +6,7 @@ the values are used for: the classes that use them are built in `train`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,84 +20,18 @@ from rankmesh.config.fields import (
     option,
     refuse,
 )
+from rankmesh.config.model import ModelConfig
 from rankmesh.topology.plan import DENSE_AXES, RECOMPUTE, SCHEDULES
 
 FORMAT_VERSION = 1
 
 Entries = tuple[str | tuple[str, float], ...]
 
+SPLITS = ("train", "valid", "test")
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+
 _16_BIT = "16-bit training comes in a later release"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScalingConfig(Section):
-    """[model.rope_scaling]: Llama 3's stretching of rotary frequencies."""
-
-    NAME: ClassVar[str] = "model.rope_scaling"
-
-    factor: float = option(8.0, "how much longer the context becomes", POSITIVE)
-    low_freq_factor: float = option(1.0, "wavelengths above context / this are stretched", POSITIVE)
-    high_freq_factor: float = option(4.0, "wavelengths below context / this are kept", POSITIVE)
-    original_max_seq_len: int = option(8192, "context, in tokens, before the stretching", COUNT)
-
-    def check(self) -> None:
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise refuse(
-                f"{self.NAME}.low_freq_factor",
-                self.low_freq_factor,
-                f"a number below high_freq_factor, which is {self.high_freq_factor}",
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section):
-    """[model]: a preset, a folder to start from, or fields; fields also change the former two."""
-
-    NAME: ClassVar[str] = "model"
-
-    preset: str | None = option(None, "name of a published or small model, such as llama-tiny")
-    init_from: str | None = option(
-        None, "Hugging Face folder whose config and weights to start from"
-    )
-    family: str | None = option(None, "kind of model", OneOf(("llama", "gpt2")))
-    num_layers: int | None = option(None, "transformer layers", COUNT)
-    hidden_size: int | None = option(None, "width of the residual stream", COUNT)
-    num_heads: int | None = option(None, "query heads", COUNT)
-    num_kv_heads: int | None = option(None, "key and value heads; default: num_heads", COUNT)
-    head_dim: int | None = option(None, "width of a head; default: hidden_size / num_heads", COUNT)
-    ffn_size: int | None = option(
-        None, "inner width of the feed-forward part; default: the family's", COUNT
-    )
-    vocab_size: int | None = option(None, "number of token ids, unpadded", COUNT)
-    max_seq_len: int | None = option(None, "longest sequence in tokens", COUNT)
-    norm: str | None = option(None, "kind of norm", OneOf(("rmsnorm", "layernorm")))
-    norm_eps: float | None = option(None, "added to the mean square in norms", POSITIVE)
-    mlp: str | None = option(
-        None, "kind of feed-forward part", OneOf(("swiglu", "gelu_tanh", "gelu"))
-    )
-    qkv_bias: bool | None = option(None, "biases on query, key and value")
-    out_bias: bool | None = option(None, "bias on the attention output")
-    mlp_bias: bool | None = option(None, "biases in the feed-forward part")
-    positions: str | None = option(None, "kind of positions", OneOf(("rotary", "learned")))
-    rope_theta: float | None = option(None, "base of rotary frequencies", POSITIVE)
-    rope_scaling: RopeScalingConfig | None = option(None, "stretching of rotary frequencies")
-    tie_embeddings: bool | None = option(None, "whether embedding and head share one matrix")
-    dropout: float | None = option(None, "dropout on embedding and residual branches", FRACTION)
-    attention_dropout: float | None = option(
-        None, "dropout on attention weights; above 0 attention is not fused", FRACTION
-    )
-    init_std: float | None = option(None, "standard deviation of initial matrices", NOT_NEGATIVE)
-    scale_residual_init: bool | None = option(
-        None, "divide init_std by sqrt(2 * num_layers) where a layer writes to the residual stream"
-    )
-
-    def check(self) -> None:
-        if self.preset is not None and self.init_from is not None:
-            raise refuse(
-                "model.init_from",
-                self.init_from,
-                "no model.preset beside it: the folder names the model",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +81,14 @@ class DataConfig(Section):
 
     train: Entries = option(
         (),
-        "prefixes of token files, read as one; [prefix, weight] pairs only with equal weights",
+        "prefixes of token files, read as one; or [prefix, weight] pairs, mixed by weight",
     )
     valid: Entries = option((), "the same for evaluation while training")
     test: Entries = option((), "the same for evaluation after training")
+    split: str | tuple[float, ...] | None = option(
+        None,
+        "ratios of documents, such as 969,30,1, that cut data.train into train, valid and test",
+    )
     seq_len: int = option(
         512, "tokens of a sample, without the one that only serves as last label", COUNT
     )
@@ -160,22 +99,43 @@ class DataConfig(Section):
     seed: int = option(0, "of the order of samples", NOT_NEGATIVE)
 
     def check(self) -> None:
-        for name in ("train", "valid", "test"):
+        """Raises Refusal for weights or ratios that mean nothing, and for a split beside sets."""
+        for name in SPLITS:
             _check_entries(f"{self.NAME}.{name}", getattr(self, name))
+        if self.split is not None:
+            split_ratios(self.split)
+            if self.valid or self.test:
+                raise refuse("data.split", self.split, "neither data.valid nor data.test beside it")
 
 
 def _check_entries(key: str, entries: Entries) -> None:
-    weights = {1.0 if isinstance(entry, str) else entry[1] for entry in entries}
-    if any(weight <= 0 for weight in weights):
+    if any(weight <= 0 for weight in entry_weights(entries) or ()):
         raise refuse(key, entries, "weights above 0")
-    if len(weights) > 1:
-        expected = "equal weights (a prefix alone has 1): others come in a later release"
-        raise refuse(key, entries, expected)
 
 
 def prefixes(entries: Entries) -> tuple[str, ...]:
     """The prefixes of a key such as data.train, without their weights."""
     return tuple(entry if isinstance(entry, str) else entry[0] for entry in entries)
+
+
+def entry_weights(entries: Entries) -> tuple[float, ...] | None:
+    """The weights of a key such as data.train, 1 for a prefix alone; None where none is given."""
+    if all(isinstance(entry, str) for entry in entries):
+        return None
+    return tuple(1.0 if isinstance(entry, str) else entry[1] for entry in entries)
+
+
+def split_ratios(split: str | tuple[float, ...]) -> tuple[float, float, float]:
+    """data.split as the ratios of train, valid and test, 0 where it has fewer. Raises Refusal."""
+    expected = "one to three numbers of at least 0, the first above 0, such as 969,30,1"
+    try:
+        given = [float(part) for part in split.split(",")] if isinstance(split, str) else split
+    except ValueError:
+        raise refuse("data.split", split, expected) from None
+    train, valid, test = (*given, 0.0, 0.0, 0.0)[:3]
+    if len(given) > 3 or not all(0 <= ratio < math.inf for ratio in given) or not train:
+        raise refuse("data.split", split, expected)
+    return train, valid, test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,15 +209,31 @@ class TrainConfig(Section):
         0.0, "share of the target that is spread over the vocabulary", FRACTION
     )
     device: str = option("auto", "auto = cuda where there is one", OneOf(("auto", "cpu", "cuda")))
+    resume: str = option(
+        "no",
+        "auto = go on from the newest checkpoint in log.run_dir, if any; else a checkpoint's path",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section):
-    """[checkpoint]: saved weights."""
+    """[checkpoint]: saved states of the run."""
 
     NAME: ClassVar[str] = "checkpoint"
 
     every: int = option(0, "steps between saves; 0 = after the last step only", NOT_NEGATIVE)
+    keep: int = option(0, "newest checkpoints that are kept; 0 = all", NOT_NEGATIVE)
+    keep_every: int = option(
+        0, "those of steps that this divides are kept for good; 0 = none", NOT_NEGATIVE
+    )
+
+    def check(self) -> None:
+        if self.keep_every and self.every and self.keep_every % self.every:
+            raise refuse(
+                f"{self.NAME}.keep_every",
+                self.keep_every,
+                f"a multiple of checkpoint.every, which is {self.every}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +244,9 @@ class LogConfig(Section):
 
     run_dir: str = option("runs/run", "folder of this run; a folder holds one run")
     every: int = option(1, "steps between printed lines; metrics.jsonl has every step", COUNT)
+    trackers: tuple[str, ...] = option(
+        (), "where the figures of each step go too; each is an extra to install", OneOf(TRACKERS)
+    )
     timeout_s: float = option(
         600.0, "seconds until a collective that does not end is an error", POSITIVE
     )

@@ -1,7 +1,7 @@
 """Hugging Face `tokenizer.json` files, through the extra `tokenizers` that only this file imports.
 
-Owns reading, the search for the end-of-document mark, and training. It must not know files of
-tokens.
+Owns reading, the search for the marks that end and begin a document, and training. It must not know
+files of tokens.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ EOD_TOKEN = "<|endoftext|>"
 PIECE = 1 << 18
 OVERLAP = 1 << 12
 
-# Files beside tokenizer.json that name the end mark, then the names that well-known tokenizers use.
+# Files beside tokenizer.json that name the marks, then the names that well-known tokenizers use.
 _SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-_KNOWN_MARKS = (EOD_TOKEN, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+_END_MARKS = (EOD_TOKEN, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+_BEGIN_MARKS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "<|startoftext|>")
 
 
 class HFTokenizer:
     """A tokenizer.json, its post-processor, truncation and padding off: see `Tokenizer`."""
 
-    def __init__(self, path: Path, eod_token: str | None = None) -> None:
+    def __init__(
+        self, path: Path, eod_token: str | None = None, bos_token: str | None = None
+    ) -> None:
         content = path.read_bytes()
         try:
             self._engine = Engine.from_buffer(content)
@@ -49,7 +52,8 @@ class HFTokenizer:
         if not vocab:
             raise DataError(f"{path}: the tokenizer has no tokens")
         self.vocab_size = max(vocab.values()) + 1
-        self.eod_id = _find_eod(path, vocab, eod_token)
+        self.eod_id = _find_mark(path, vocab, eod_token, "eos_token", _END_MARKS)
+        self.bos_id = _find_mark(path, vocab, bos_token, "bos_token", _BEGIN_MARKS)
         self.sha256 = hashlib.sha256(content).hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -114,25 +118,29 @@ def train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> None:
     engine.save(str(out))
 
 
-def _find_eod(path: Path, vocab: dict[str, int], eod_token: str | None) -> int | None:
-    if eod_token is not None:
-        if eod_token not in vocab:
-            raise DataError(f"{path}: has no token {eod_token!r} to end documents with")
-        return vocab[eod_token]
-    for name in (*(_eos_of(path.with_name(side)) for side in _SIDE_FILES), *_KNOWN_MARKS):
+def _find_mark(
+    path: Path, vocab: dict[str, int], given: str | None, key: str, known: tuple[str, ...]
+) -> int | None:
+    """Id of the mark that was given, else of the one named beside the file, else a known one."""
+    if given is not None:
+        if given not in vocab:
+            use = "end" if key == "eos_token" else "begin"
+            raise DataError(f"{path}: has no token {given!r} to {use} documents with")
+        return vocab[given]
+    for name in (*(_named(path.with_name(side), key) for side in _SIDE_FILES), *known):
         if name is not None and name in vocab:
             return vocab[name]
     return None
 
 
-def _eos_of(path: Path) -> str | None:
-    """The end mark that a side file names, as text or as an object with `content`."""
+def _named(path: Path, key: str) -> str | None:
+    """The mark that a side file names, as text or as an object with `content`."""
     try:
         settings: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
-    mark = settings.get("eos_token") if isinstance(settings, dict) else None
+    mark = settings.get(key) if isinstance(settings, dict) else None
     name = mark.get("content") if isinstance(mark, dict) else mark
     return name if isinstance(name, str) else None

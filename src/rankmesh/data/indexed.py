@@ -1,6 +1,6 @@
 """Megatron's token files: PREFIX.bin holds ids back to back, PREFIX.idx says where each text lies.
 
-Owns the byte layout, the checks at open and the atomic writing. It must not know tokenizers,
+Owns the byte layout and the checks at open; `writer.py` writes it. It must not know tokenizers,
 samples or order.
 
 PREFIX.idx, little-endian: magic (9 bytes), version 1 (uint64), dtype code (uint8), number of
@@ -12,15 +12,9 @@ as in Megatron-LM.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 import struct
-from array import array
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +27,11 @@ Tokens = NDArray[np.integer[Any]]
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 UINT16_VOCAB_LIMIT = 65_500
-_HEADER = struct.Struct("<9sQBQQ")
-_CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+HEADER = struct.Struct("<9sQBQQ")
+DTYPE_CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOAT_CODES = (6, 7)
-_MAX_LENGTH = 2**31 - 1
-_CHECK_BLOCK = 1 << 20
+# Documents checked at once: few enough to stay in a cache.
+_CHECK_BLOCK = 1 << 15
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -75,9 +69,9 @@ class TokenFile:
         index = index_path(self.prefix)
         raw = _map(index)
         self.dtype, num_sequences, num_bounds = _read_header(index, raw)
-        lengths_end = _HEADER.size + 4 * num_sequences
+        lengths_end = HEADER.size + 4 * num_sequences
         offsets_end = lengths_end + 8 * num_sequences
-        self._lengths: NDArray[np.int32] = raw[_HEADER.size : lengths_end].view("<i4")
+        self._lengths: NDArray[np.int32] = raw[HEADER.size : lengths_end].view("<i4")
         self._offsets: NDArray[np.int64] = raw[lengths_end:offsets_end].view("<i8")
         self._bounds: NDArray[np.int64] = raw[offsets_end : offsets_end + 8 * num_bounds].view(
             "<i8"
@@ -86,6 +80,11 @@ class TokenFile:
         num_bytes = self._check_sequences(index)
         self._tokens: Tokens = self._map_tokens(num_bytes)
         self.meta: TokenMeta | None = self._read_meta()
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(tokens_path(self.prefix))
 
     @property
     def num_tokens(self) -> int:
@@ -114,10 +113,13 @@ class TokenFile:
         """All tokens of one document, a read-only view; empty for an empty document."""
         if not 0 <= number < self.num_documents:
             raise IndexError(f"document {number} of {self.num_documents} in {self.prefix}")
-        start, stop = (
-            self._token_offset(int(bound)) for bound in self._bounds[number : number + 2]
-        )
-        return self._tokens[start:stop]
+        return self._tokens[self.document_start(number) : self.document_start(number + 1)]
+
+    def document_start(self, number: int) -> int:
+        """How many tokens lie before document `number`, in [0, num_documents]."""
+        if not 0 <= number <= self.num_documents:
+            raise IndexError(f"document {number} of {self.num_documents} in {self.prefix}")
+        return self._token_offset(int(self._bounds[number]))
 
     def _token_offset(self, sequence: int) -> int:
         if sequence == self.num_sequences:
@@ -126,12 +128,11 @@ class TokenFile:
 
     def _check_bounds(self, index: Path) -> None:
         bounds, total = self._bounds, self.num_sequences
-        if (
-            bounds.size == 0
-            or bounds[0] != 0
-            or bounds[-1] != total
-            or np.any(bounds[1:] < bounds[:-1])
-        ):
+        falls = any(
+            np.any(np.diff(bounds[low : low + _CHECK_BLOCK + 1]) < 0)
+            for low in range(0, bounds.size, _CHECK_BLOCK)
+        )
+        if bounds.size == 0 or bounds[0] != 0 or bounds[-1] != total or falls:
             raise DataError(
                 f"{index}: corrupt: document bounds do not rise from 0 to {total:,} sequences"
             )
@@ -192,22 +193,24 @@ def _map(path: Path) -> NDArray[np.uint8]:
 
 def _read_header(path: Path, raw: NDArray[np.uint8]) -> tuple[np.dtype[Any], int, int]:
     """Token dtype, number of sequences, number of document bounds; DataError unless all fits."""
-    head = raw[: _HEADER.size].tobytes()
+    head = raw[: HEADER.size].tobytes()
     if not MAGIC.startswith(head[: len(MAGIC)]):
         raise DataError(f"{path}: not a token index: begins with {head[:9]!r}, expected {MAGIC!r}")
-    if len(head) < _HEADER.size:
+    if len(head) < HEADER.size:
         raise DataError(
-            f"{path}: truncated: {raw.size:,} bytes, expected at least the header's {_HEADER.size}"
+            f"{path}: truncated: {raw.size:,} bytes, expected at least the header's {HEADER.size}"
         )
-    _, version, code, num_sequences, num_bounds = _HEADER.unpack(head)
+    _, version, code, num_sequences, num_bounds = HEADER.unpack(head)
     if version != VERSION:
         raise DataError(f"{path}: index version {version}, expected {VERSION}")
-    if code not in _CODES:
+    if code not in DTYPE_CODES:
         kind = (
-            "floats, not token ids" if code in _FLOAT_CODES else f"one of {sorted(_CODES)} expected"
+            "floats, not token ids"
+            if code in _FLOAT_CODES
+            else f"one of {sorted(DTYPE_CODES)} expected"
         )
         raise DataError(f"{path}: dtype code {code} ({kind})")
-    expected = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+    expected = HEADER.size + 12 * num_sequences + 8 * num_bounds
     if raw.size != expected:
         modes = raw.size == expected + num_sequences
         remark = "one mode byte a sequence: multimodal, not read" if modes else "damaged or foreign"
@@ -215,110 +218,4 @@ def _read_header(path: Path, raw: NDArray[np.uint8]) -> tuple[np.dtype[Any], int
             f"{path}: {raw.size:,} bytes, expected {expected:,} for {num_sequences:,} sequences "
             f"and {num_bounds:,} document bounds ({remark})"
         )
-    return np.dtype(_CODES[code]), num_sequences, num_bounds
-
-
-class TokenWriter:
-    """Writes one token file a document at a time, in memory of a few bytes a document.
-
-    A context manager. Everything goes to temporary names beside PREFIX; `commit` puts the
-    finished files in place; leaving the block without it removes them, so no reader ever sees a
-    half-written file. An older file of that name is replaced, and loses its index first: at no
-    moment do old and new meet as a pair.
-    """
-
-    def __init__(self, prefix: str | Path, vocab_size: int) -> None:
-        self.prefix = str(prefix)
-        self.vocab_size = vocab_size
-        self.dtype = token_dtype(vocab_size)
-        self.num_tokens = 0
-        self.max_token = -1
-        self._lengths = array("i")
-        self._bounds = array("q", [0])
-        # Another name for each writer: two that race for one prefix never share a file.
-        self._temporary = f"{self.prefix}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
-        tokens_path(self.prefix).parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = tokens_path(self._temporary).open("wb", buffering=1 << 20)
-
-    @property
-    def num_documents(self) -> int:
-        return len(self._bounds) - 1
-
-    def add(self, tokens: Tokens | Sequence[int]) -> None:
-        """Appends one document [length]. Raises DataError for an id outside [0, vocab_size)."""
-        ids = np.asarray(tokens, dtype=np.int64 if len(tokens) == 0 else None)
-        if ids.size > _MAX_LENGTH:
-            raise DataError(
-                f"document {self.num_documents} has {ids.size:,} tokens, "
-                f"at most {_MAX_LENGTH:,} fit"
-            )
-        if ids.size:
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.vocab_size:
-                raise DataError(
-                    f"document {self.num_documents} has token id {low if low < 0 else high}, "
-                    f"outside the vocabulary of {self.vocab_size}"
-                )
-            self.max_token = max(self.max_token, high)
-            self._file.write(np.ascontiguousarray(ids, dtype=self.dtype).data.cast("B"))
-            self._lengths.append(ids.size)
-            self.num_tokens += int(ids.size)
-        self._bounds.append(len(self._lengths))
-
-    def commit(self, meta: TokenMeta | None = None) -> None:
-        """Syncs everything and puts it in place, the index last: with it the token file exists."""
-        _sync(self._file)
-        with index_path(self._temporary).open("wb") as stream:
-            stream.write(self._index())
-            _sync(stream)
-        if meta is not None:
-            with meta_path(self._temporary).open("wb") as stream:
-                stream.write(meta.to_json().encode("ascii"))
-                _sync(stream)
-        index_path(self.prefix).unlink(missing_ok=True)
-        meta_path(self.prefix).unlink(missing_ok=True)
-        os.replace(tokens_path(self._temporary), tokens_path(self.prefix))
-        if meta is not None:
-            os.replace(meta_path(self._temporary), meta_path(self.prefix))
-        os.replace(index_path(self._temporary), index_path(self.prefix))
-        _sync_folder(index_path(self.prefix).parent)
-
-    def __enter__(self) -> TokenWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # Closing flushes, and on a full disk that fails a second time: the files must go all the
-        # same.
-        with contextlib.suppress(OSError):
-            self._file.close()
-        for path in (tokens_path, index_path, meta_path):
-            path(self._temporary).unlink(missing_ok=True)
-
-    def _index(self) -> bytes:
-        lengths = np.asarray(self._lengths, dtype="<i4")
-        offsets = np.zeros(lengths.size, dtype="<i8")
-        np.cumsum(lengths[:-1], out=offsets[1:], dtype=np.int64)
-        code = next(code for code, name in _CODES.items() if np.dtype(name) == self.dtype)
-        header = _HEADER.pack(MAGIC, VERSION, code, lengths.size, len(self._bounds))
-        bounds = np.asarray(self._bounds, dtype="<i8")
-        return b"".join(
-            (header, lengths.tobytes(), (offsets * self.dtype.itemsize).tobytes(), bounds.tobytes())
-        )
-
-
-def _sync(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return np.dtype(DTYPE_CODES[code]), num_sequences, num_bounds

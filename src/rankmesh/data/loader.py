@@ -10,24 +10,17 @@ Letters: B samples of a microbatch, T = seq_len, G global batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from rankmesh.data.order import FileOrder
+from rankmesh.data.blend import evaluation_order
+from rankmesh.data.order import Order
 from rankmesh.data.samples import Samples
 from rankmesh.topology.batch import BatchPlan
 
 IGNORED = -100
 PADDING_SAMPLE = -1
-
-
-class Order(Protocol):
-    """Maps the k-th sample consumed to the index of a sample."""
-
-    def index(self, k: int) -> int:
-        """Index of sample number k."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +94,11 @@ class Loader:
 def eval_loader(
     samples: Samples, batch: BatchPlan, replica: int, num_samples: int | None = None
 ) -> Loader:
-    """Samples 0, 1, ... in file order, each once: every evaluation sees the same ones.
+    """Samples in file order, each once: every evaluation sees the same ones.
 
-    `num_samples` takes only the first ones (None: all). The last of `num_steps` steps is filled
-    up with padding rows.
+    Files with weights are mixed by them, up to where the first one ends. `num_samples` takes only
+    the first ones (None: all). The last of `num_steps` steps is filled up with padding rows.
     """
-    end = len(samples) if num_samples is None else min(num_samples, len(samples))
-    return Loader(samples, FileOrder(len(samples)), batch, replica, end)
+    order = evaluation_order(samples)
+    end = order.num_samples if num_samples is None else min(num_samples, order.num_samples)
+    return Loader(samples, order, batch, replica, end)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +42,27 @@ def _mix_array(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return value ^ (value >> np.uint64(31))
 
 
-class Permutation:
-    """A bijection of [0, size) chosen by (seed, epoch), unrelated to those of all others."""
+class Order(Protocol):
+    """Maps the k-th sample consumed to the index of a sample."""
 
-    def __init__(self, size: int, seed: int, epoch: int) -> None:
+    def index(self, k: int) -> int:
+        """Index of sample number k."""
+
+
+class Permutation:
+    """A bijection of [0, size) chosen by (seed, epoch, source), unrelated to those of all others.
+
+    source: None, or the number of one source among several.
+    """
+
+    def __init__(self, size: int, seed: int, epoch: int, source: int | None = None) -> None:
         if not 0 < size <= _MAX_SIZE:
             raise ValueError(f"a permutation needs 1 to 2^62 positions, not {size}")
         self.size = size
         self.rows = math.isqrt(size - 1) + 1
         self.columns = -(-size // self.rows)
-        text = f"rankmesh sample order 1: seed {seed}, epoch {epoch}"
+        which = "" if source is None else f", source {source}"
+        text = f"rankmesh sample order 1: seed {seed}, epoch {epoch}{which}"
         digest = hashlib.blake2b(text.encode(), digest_size=8 * _ROUNDS).digest()
         self._keys = struct.unpack(f"<{_ROUNDS}Q", digest)
 
@@ -91,14 +102,15 @@ class Permutation:
 class SampleOrder:
     """Which sample is the k-th one consumed since the start: shuffled anew in every epoch.
 
-    A pure function of (seed, num_samples, k): it keeps no state, so that any k may be asked for
-    at any time.
+    A pure function of (seed, num_samples, source, k): it keeps no state, so that any k may be asked
+    for at any time. source: see `Permutation`.
     """
 
-    def __init__(self, seed: int, num_samples: int) -> None:
+    def __init__(self, seed: int, num_samples: int, source: int | None = None) -> None:
         self.seed = seed
         self.num_samples = num_samples
-        self._epoch_0 = Permutation(num_samples, seed, 0)
+        self._source = source
+        self._epoch_0 = self._permutation_of(0)
 
     def index(self, k: int) -> int:
         """Sample index in [0, num_samples) of sample number k >= 0."""
@@ -117,7 +129,10 @@ class SampleOrder:
     def _permutation(self, epoch: int) -> Permutation:
         if epoch < 0:
             raise IndexError("sample numbers start at 0")
-        return self._epoch_0 if epoch == 0 else Permutation(self.num_samples, self.seed, epoch)
+        return self._epoch_0 if epoch == 0 else self._permutation_of(epoch)
+
+    def _permutation_of(self, epoch: int) -> Permutation:
+        return Permutation(self.num_samples, self.seed, epoch, self._source)
 
 
 class FileOrder:

@@ -1,19 +1,19 @@
-"""Documents out of input files: text (a file is a document) and JSON lines (a line is a document).
+"""Documents out of the bytes of a block: text as it stands, or a value of a JSON line.
 
-Owns what counts as a bad document, and where it is. It must not know tokenizers or token files.
-At most one document is held at a time.
+Owns what counts as a bad document. It must not know files, tokenizers or token files. One document
+is decoded at a time.
 """
 
 from __future__ import annotations
 
 import codecs
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import DataError
+from rankmesh.data.blocks import FILES, LINES, MISSING, TOO_LONG
 
 # Why a document is left out; the words that statistics and errors use.
 INVALID_UTF8 = "invalid UTF-8"
@@ -26,109 +26,93 @@ LONE_SURROGATE = "lone surrogate"
 EMPTY = "empty"
 WHITESPACE = "only white space"
 NO_TOKENS = "no tokens"
+OVERLONG = "over 1 GiB"
+
+_NO_BYTES = {MISSING: NOT_TEXT, TOO_LONG: OVERLONG}
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text to tokenize, its length in UTF-8, and the place that it came from."""
+    """A text to tokenize, its length in UTF-8, and which item of the block it is."""
 
     text: str
     num_bytes: int
-    path: Path
-    line: int
+    item: int
 
 
 @dataclass(frozen=True)
 class BadDocument:
-    """A text or line that cannot be used, with the place that a person would look at."""
+    """An item that cannot be used, why, and the line in it that a person would look at."""
 
     reason: str
-    path: Path
-    line: int
+    item: int
+    line: int = 1
 
 
 Found = Document | BadDocument
-Reader = Callable[[Path, str], Iterator[Found]]
 
 
-def read_documents(path: Path, kind: str, key: str) -> Iterator[Found]:
-    """The documents of one file, in order, good and bad.
+def read_documents(kind: str, payload: bytes, sizes: Sequence[int], key: str) -> Iterator[Found]:
+    """The documents of a block, in order, good and bad; the arguments are those of `Block`.
 
-    kind: "text", "jsonl", or "auto", which goes by the file's ending. key: the JSON key that
-    holds the text. Raises DataError if the file cannot be read or its ending names a kind that is
-    not supported.
+    key: the JSON key that holds the text.
     """
-    reader = READERS[_kind_of(path) if kind == "auto" else kind]
-    try:
-        yield from reader(path, key)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    if kind == LINES:
+        for item, line in enumerate(io.BytesIO(payload)):
+            yield _from_line(line.removeprefix(codecs.BOM_UTF8), key, item)
+        return
+    start = 0
+    for item, size in enumerate(sizes):
+        if size < 0:
+            yield BadDocument(_NO_BYTES[size], item)
+            continue
+        raw = payload[start : start + size]
+        start += size
+        yield _from_text(raw.removeprefix(codecs.BOM_UTF8) if kind == FILES else raw, item)
 
 
-def _kind_of(path: Path) -> str:
-    suffix = path.suffix.lower()
-    if suffix in _UNSUPPORTED:
-        raise DataError(f"{path}: {suffix} files are not read; give text or JSON lines")
-    return "jsonl" if suffix in _JSON_LINES else "text"
-
-
-def _read_text(path: Path, key: str) -> Iterator[Found]:
-    raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+def _from_text(raw: bytes, item: int) -> Found:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        yield BadDocument(INVALID_UTF8, path, 1 + raw.count(b"\n", 0, error.start))
-        return
-    found = _judge(text, path, 1)
+        return BadDocument(INVALID_UTF8, item, 1 + raw.count(b"\n", 0, error.start))
+    found = _judge(text, item)
     if isinstance(found, BadDocument) and found.reason == NUL:
-        found = BadDocument(NUL, path, 1 + text.count("\n", 0, text.index("\0")))
-    yield found
+        return BadDocument(NUL, item, 1 + raw.count(b"\n", 0, raw.index(b"\0")))
+    return found
 
 
-def _read_json_lines(path: Path, key: str) -> Iterator[Found]:
-    with path.open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            yield _parse_line(raw.removeprefix(codecs.BOM_UTF8), key, path, number)
-
-
-def _parse_line(raw: bytes, key: str, path: Path, number: int) -> Found:
+def _from_line(raw: bytes, key: str, item: int) -> Found:
     if b"\0" in raw:
-        return BadDocument(NUL, path, number)
+        return BadDocument(NUL, item)
     try:
         line = raw.decode()
     except UnicodeDecodeError:
-        return BadDocument(INVALID_UTF8, path, number)
+        return BadDocument(INVALID_UTF8, item)
     if not line.strip():
-        return BadDocument(WHITESPACE if line.strip("\r\n") else EMPTY, path, number)
+        return BadDocument(WHITESPACE if line.strip("\r\n") else EMPTY, item)
     try:
         value: Any = json.loads(line)
     # RecursionError: brackets nested thousands deep. ValueError: also numbers of thousands of
     # digits.
     except (ValueError, RecursionError):
-        return BadDocument(BROKEN_JSON, path, number)
+        return BadDocument(BROKEN_JSON, item)
     if not isinstance(value, dict):
-        return BadDocument(NOT_AN_OBJECT, path, number)
+        return BadDocument(NOT_AN_OBJECT, item)
     if key not in value:
-        return BadDocument(MISSING_KEY, path, number)
+        return BadDocument(MISSING_KEY, item)
     text = value[key]
-    return (
-        _judge(text, path, number) if isinstance(text, str) else BadDocument(NOT_TEXT, path, number)
-    )
+    return _judge(text, item) if isinstance(text, str) else BadDocument(NOT_TEXT, item)
 
 
-def _judge(text: str, path: Path, line: int) -> Found:
+def _judge(text: str, item: int) -> Found:
     if not text:
-        return BadDocument(EMPTY, path, line)
+        return BadDocument(EMPTY, item)
     if text.isspace():
-        return BadDocument(WHITESPACE, path, line)
+        return BadDocument(WHITESPACE, item)
     if "\0" in text:
-        return BadDocument(NUL, path, line)
+        return BadDocument(NUL, item)
     try:
-        return Document(text, len(text.encode()), path, line)
+        return Document(text, len(text.encode()), item)
     except UnicodeEncodeError:
-        return BadDocument(LONE_SURROGATE, path, line)
-
-
-READERS: Mapping[str, Reader] = {"text": _read_text, "jsonl": _read_json_lines}
-_JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
-_UNSUPPORTED = frozenset({".gz", ".zst", ".xz", ".bz2", ".zip", ".parquet", ".arrow"})
+        return BadDocument(LONE_SURROGATE, item)

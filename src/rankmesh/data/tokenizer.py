@@ -7,23 +7,19 @@ asked for.
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankmesh.data.extras import load_extra
 from rankmesh.errors import DataError
 
 Ids = NDArray[np.integer[Any]]
 
 BYTES = "bytes"
-
-# Choice -> (module of ours that owns the extra, package that it needs, name of the extra).
-_EXTRAS = {"tokenizer.json": ("rankmesh.data.hf_tokenizer", "tokenizers", "tokenizers")}
 
 
 class Tokenizer(Protocol):
@@ -41,6 +37,10 @@ class Tokenizer(Protocol):
     @property
     def eod_id(self) -> int | None:
         """Id of the end-of-document mark, None if the tokenizer names none."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the begin-of-document mark, None if the tokenizer names none."""
 
     @property
     def sha256(self) -> str:
@@ -61,6 +61,7 @@ class ByteTokenizer:
 
     vocab_size: int = 257
     eod_id: int | None = 256
+    bos_id: int | None = None
     sha256: str = hashlib.sha256(b"utf-8 bytes, end of document 256").hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -73,14 +74,18 @@ class ByteTokenizer:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
 
-def load_tokenizer(spec: str, eod_token: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    spec: str, eod_token: str | None = None, bos_token: str | None = None
+) -> Tokenizer:
     """The tokenizer that `spec` means: "bytes", a tokenizer.json, or a folder with one.
 
-    `eod_token` names the end-of-document mark of a tokenizer.json where its folder does not, or
-    names another. Raises DataError if the file is missing or broken, the mark unknown, or the
-    extra not installed.
+    `eod_token` and `bos_token` name the marks that end and begin a document where the folder of a
+    tokenizer.json does not, or name others. Raises DataError if the file is missing or broken, a
+    mark unknown, or the extra not installed.
     """
     if spec == BYTES:
+        if bos_token is not None:
+            raise DataError(f"--bos-token {bos_token!r}: the byte tokenizer has no begin mark")
         if eod_token is not None:
             raise DataError(
                 f"--eod-token {eod_token!r}: the byte tokenizer has its own mark, id 256"
@@ -93,8 +98,8 @@ def load_tokenizer(spec: str, eod_token: str | None = None) -> Tokenizer:
             f"tokenizer {spec!r}: no such file; "
             f"give {BYTES!r}, a tokenizer.json or a folder that has one"
         )
-    owner: Any = _load_extra("tokenizer.json")
-    tokenizer: Tokenizer = owner.HFTokenizer(file, eod_token)
+    owner: Any = load_extra("tokenizer.json")
+    tokenizer: Tokenizer = owner.HFTokenizer(file, eod_token, bos_token)
     return tokenizer
 
 
@@ -103,17 +108,5 @@ def train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> None:
 
     Its end-of-document mark is "<|endoftext|>". Raises DataError if the extra is not installed.
     """
-    owner: Any = _load_extra("tokenizer.json")
+    owner: Any = load_extra("tokenizer.json")
     owner.train_bpe(texts, vocab_size, out)
-
-
-def _load_extra(choice: str) -> ModuleType:
-    module, package, extra = _EXTRAS[choice]
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise DataError(
-            f"a {choice} needs the package {package!r}: pip install 'rankmesh[{extra}]'"
-        ) from None

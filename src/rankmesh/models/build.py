@@ -7,10 +7,12 @@ device the model costs no memory, and its parameters are replaced by slices late
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rankmesh import nn
 from rankmesh.nn.transformer import Norm
 from rankmesh.specs.model import ModelSpec
+from rankmesh.specs.rope import LinearScaling, Llama3Scaling, RopeScaling
 
 
 def build(
@@ -31,63 +33,114 @@ def build(
 
 def _transformer(spec: ModelSpec) -> nn.Transformer:
     learned = spec.positions == "learned"
+    near, far = _rotaries(spec)
     return nn.Transformer(
         embed=nn.Embedding(spec.vocab_size, spec.hidden_size),
         positions=nn.Embedding(spec.max_seq_len, spec.hidden_size) if learned else None,
-        rotary=None if learned else _rotary(spec),
-        layers={number: _block(spec, number) for number in range(spec.num_layers)},
-        norm=_norm(spec),
+        layers={
+            number: _block(spec, number, window, near if window else far)
+            for number, window in enumerate(spec.windows)
+        },
+        norm=_norm(spec, spec.hidden_size),
         head=None if spec.tie_embeddings else nn.Linear(spec.hidden_size, spec.vocab_size),
         tied=spec.tie_embeddings,
         dropout=spec.dropout,
+        embed_scale=spec.hidden_size**0.5 if spec.scale_embedding else 1.0,
+        logit_softcap=spec.logit_softcap,
     )
 
 
-def _rotary(spec: ModelSpec) -> nn.Rotary:
-    scaling = spec.rope_scaling
+def _rotaries(spec: ModelSpec) -> tuple[nn.Rotary | None, nn.Rotary | None]:
+    """Those of local and of global layers, often the same one."""
+    if spec.positions != "rotary":
+        return None, None
     # The phases are made on the CPU, also while the modules are built on the meta device.
     with torch.device("cpu"):
+        plain = nn.frequencies(spec.head_dim, spec.rope_theta)
+        far = _rotary(plain, spec.rope_theta, spec.rope_scaling)
+        if not spec.rope_local_theta:
+            return far, far
+        return nn.Rotary(nn.frequencies(spec.head_dim, spec.rope_local_theta)), far
+
+
+def _rotary(plain: Tensor, theta: float, scaling: RopeScaling | None) -> nn.Rotary:
+    if scaling is None:
+        return nn.Rotary(plain)
+    if isinstance(scaling, LinearScaling):
+        return nn.Rotary(plain / scaling.factor)
+    if isinstance(scaling, Llama3Scaling):
         return nn.Rotary(
-            spec.head_dim,
-            spec.rope_theta,
-            None
-            if scaling is None
-            else nn.RotaryScaling(
+            nn.llama3_scaled(
+                plain,
                 factor=scaling.factor,
-                low_freq_factor=scaling.low_freq_factor,
-                high_freq_factor=scaling.high_freq_factor,
-                original_max_seq_len=scaling.original_max_seq_len,
-            ),
+                low=scaling.low_freq_factor,
+                high=scaling.high_freq_factor,
+                context=scaling.original_max_seq_len,
+            )
         )
-
-
-def _norm(spec: ModelSpec) -> Norm:
-    kind = nn.RMSNorm if spec.norm == "rmsnorm" else nn.LayerNorm
-    return kind(spec.hidden_size, spec.norm_eps)
-
-
-def _block(spec: ModelSpec, number: int) -> nn.Block:
-    options = nn.AttentionOptions(
-        layer=number, scale=spec.head_dim**-0.5, dropout=spec.attention_dropout
+    stretched = nn.yarn_scaled(
+        plain,
+        theta=theta,
+        factor=scaling.factor,
+        slow=scaling.beta_slow,
+        fast=scaling.beta_fast,
+        context=scaling.original_max_seq_len,
     )
+    return nn.Rotary(stretched, scaling.gain)
+
+
+def _norm(spec: ModelSpec, size: int) -> Norm:
+    kinds: dict[str, type[Norm]] = {
+        "rmsnorm": nn.RMSNorm,
+        "rmsnorm_1p": nn.RMSNorm1p,
+        "layernorm": nn.LayerNorm,
+    }
+    return kinds[spec.norm](size, spec.norm_eps)
+
+
+def _qk_norm(spec: ModelSpec) -> nn.HeadNorms | nn.ProjectionNorms | None:
+    eps = spec.norm_eps
+    if spec.qk_norm == "all":
+        sizes = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim)
+        return nn.ProjectionNorms(*sizes, eps)
+    if spec.qk_norm == "head":
+        kind = nn.RMSNorm1p if spec.norm == "rmsnorm_1p" else nn.RMSNorm
+        return nn.HeadNorms(kind(spec.head_dim, eps), kind(spec.head_dim, eps))
+    return None
+
+
+def _block(spec: ModelSpec, number: int, window: int, rotary: nn.Rotary | None) -> nn.Block:
+    before, after = spec.norm_place != "after", spec.norm_place != "before"
+    hidden = spec.hidden_size
+
+    def norm(present: bool) -> Norm | torch.nn.Identity:
+        return _norm(spec, hidden) if present else torch.nn.Identity()
+
     return nn.Block(
         number=number,
-        attn_norm=_norm(spec),
+        rotary=rotary,
+        attn_norm=norm(before),
         attn=nn.Attention(
-            hidden_size=spec.hidden_size,
+            hidden_size=hidden,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             qkv_bias=spec.qkv_bias,
             out_bias=spec.out_bias,
-            options=options,
+            qk_norm=_qk_norm(spec),
+            options=nn.AttentionOptions(
+                layer=number,
+                scale=(spec.query_scalar or spec.head_dim) ** -0.5,
+                window=window,
+                softcap=spec.attention_softcap,
+                dropout=spec.attention_dropout,
+            ),
         ),
-        mlp_norm=_norm(spec),
+        attn_post_norm=norm(after),
+        mlp_norm=norm(before),
         mlp=nn.MLP(
-            hidden_size=spec.hidden_size,
-            ffn_size=spec.ffn_size,
-            activation=spec.mlp,
-            bias=spec.mlp_bias,
+            hidden_size=hidden, ffn_size=spec.ffn_size, activation=spec.mlp, bias=spec.mlp_bias
         ),
+        mlp_post_norm=norm(after),
         dropout=spec.dropout,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from rankmesh.nn.layers import Linear
 from rankmesh.nn.layout import Layout
 from rankmesh.nn.parts import Piece
+from rankmesh.nn.qk_norm import HeadNorms, ProjectionNorms
 from rankmesh.nn.rotary import Phases, rotate
 from rankmesh.nn.softmax import AttentionOptions
 
@@ -31,6 +32,7 @@ class Attention(Piece):
         head_dim: int,
         qkv_bias: bool,
         out_bias: bool,
+        qk_norm: HeadNorms | ProjectionNorms | None,
         options: AttentionOptions,
     ) -> None:
         super().__init__()
@@ -39,11 +41,14 @@ class Attention(Piece):
         self.q = Linear(hidden_size, num_heads * head_dim, qkv_bias)
         self.k = Linear(hidden_size, num_kv_heads * head_dim, qkv_bias)
         self.v = Linear(hidden_size, num_kv_heads * head_dim, qkv_bias)
+        self.qk_norm = qk_norm
         self.o = Linear(num_heads * head_dim, hidden_size, out_bias)
 
     def forward(self, x: Tensor, phases: Phases | None, layout: Layout) -> Tensor:
         outputs = self.parts.column(x, (self.q, self.k, self.v))
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in outputs)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
         if phases is not None:
             q, k = rotate(q, phases), rotate(k, phases)
         return self.parts.row(self.parts.core(q, k, v, layout, self.options), self.o)

@@ -1,4 +1,4 @@
-"""Leaf modules that hold parameters: Linear, Embedding, RMSNorm, LayerNorm.
+"""Leaf modules that hold parameters: Linear, Embedding and the norms.
 
 They own shapes and single-device arithmetic. How a parameter enters the graph, and what surrounds a
 matrix product, is decided by the `Parts` of the module.
@@ -45,6 +45,22 @@ class RMSNorm(Piece):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.parts.parameter(self.weight)
         return F.rms_norm(x, weight.shape, weight, self.eps)
+
+
+class RMSNorm1p(Piece):
+    """RMSNorm whose weights are stored less one, as Gemma's: a weight of 0 does nothing. In fp32 or
+    wider throughout, since 1 + w loses most of w in 16 bits.
+    """
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = self.parts.parameter(self.weight).to(wide) + 1.0
+        return F.rms_norm(x.to(wide), weight.shape, weight, self.eps).to(x.dtype)
 
 
 class LayerNorm(Piece):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankmesh.nn.softcap import soft_cap
+
 IGNORED = -100
 
 
@@ -19,15 +21,20 @@ IGNORED = -100
 class LossOptions:
     """Weights of the terms beside cross entropy: `z_loss` * log(Z)^2 (PaLM, arXiv:2204.02311,
     section 5) and label smoothing (Szegedy et al. 2015, arXiv:1512.00567, section 7).
+
+    softcap: of the logits, before anything else; 0 = none. It is the model's, which fills it in.
     """
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
+    softcap: float = 0.0
 
 
 def plain_loss(logits: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     """Sum over labels that are not IGNORED; logits [N, V], labels [N]; in fp32 or wider."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if options.softcap:
+        logits = soft_cap(logits, options.softcap)
     loss = F.cross_entropy(
         logits,
         labels,

@@ -1,10 +1,12 @@
-"""The feed-forward part: SwiGLU (Shazeer 2020, arXiv:2002.05202) or GELU.
+"""The feed-forward part: a gated pair of projections (Shazeer 2020, arXiv:2002.05202) or GELU.
 
 Owns its projections and activation; the products are parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,23 +16,37 @@ from torch.nn import functional as F
 from rankmesh.nn.layers import Linear
 from rankmesh.nn.parts import Piece
 
-Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+Activation = Literal["swiglu", "geglu_tanh", "gelu", "gelu_tanh"]
+_aten = torch.ops.aten
+
+# What a gate goes through, and its gradient from (gradient of the result, gate).
+_GATES: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "swiglu": (F.silu, _aten.silu_backward),
+    "geglu_tanh": (
+        partial(F.gelu, approximate="tanh"),
+        partial(_aten.gelu_backward, approximate="tanh"),
+    ),
+}
 
 
-class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up, keeping only its two inputs: silu is cheaper to redo than to store."""
+class _Gated(torch.autograd.Function):
+    """act(gate) * up, keeping only its two inputs: the activation is cheaper to redo than to
+    store.
+    """
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, kind: str) -> Tensor:
+        ctx.kind = kind
         ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
+        act, _ = _GATES[kind]
+        return act(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         gate, up = ctx.saved_tensors
         (grad,) = grads
-        d_gate = torch.ops.aten.silu_backward(grad * up, gate)
-        return d_gate, F.silu(gate).mul_(grad)
+        act, act_backward = _GATES[ctx.kind]
+        return act_backward(grad * up, gate), act(gate).mul_(grad), None
 
 
 class MLP(Piece):
@@ -43,14 +59,14 @@ class MLP(Piece):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.gate = Linear(hidden_size, ffn_size, bias) if activation == "swiglu" else None
+        self.gate = Linear(hidden_size, ffn_size, bias) if activation in _GATES else None
         self.up = Linear(hidden_size, ffn_size, bias)
         self.down = Linear(ffn_size, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is not None:
             gate, up = self.parts.column(x, (self.gate, self.up))
-            y: Tensor = _SwiGLU.apply(gate, up)
+            y: Tensor = _Gated.apply(gate, up, self.activation)
         else:
             (up,) = self.parts.column(x, (self.up,))
             y = F.gelu(up, approximate="tanh" if self.activation == "gelu_tanh" else "none")

@@ -25,6 +25,7 @@ Column = Callable[[Tensor, "tuple[Linear, ...]"], tuple[Tensor, ...]]
 Row = Callable[[Tensor, "Linear"], Tensor]
 Lookup = Callable[[Tensor, Tensor], Tensor]
 Core = Callable[[Tensor, Tensor, Tensor, "Layout", AttentionOptions], Tensor]
+HeadMeans = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
 HeadLoss = Callable[[Tensor, Tensor, Tensor, LossOptions], Tensor]
 
 
@@ -48,6 +49,13 @@ def plain_parameter(parameter: Tensor) -> Tensor:
     return parameter
 
 
+def plain_head_means(values: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Means over the last dim of values [N, size_i], whose elements the weights [size_i] number ->
+    [N, 1] each.
+    """
+    return tuple(value.mean(dim=-1, keepdim=True) for value in values)
+
+
 def plain_head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
     """Sum over valid labels of the token loss; hidden [N, H], weight [V, H], labels [N]."""
     return plain_loss(F.linear(hidden, weight), labels, options)
@@ -69,7 +77,8 @@ class Parts:
 
     column: one input, several outputs (q, k, v; gate, up). row: the product whose output joins the
     residual. lookup: token or position table. parameter: a norm weight or bias entering the graph.
-    core: attention of q [N, heads, D], k, v [N, kv_heads, D]. head_loss, logits: head with and
+    head_means: means over elements of all heads. core: attention of q [N, heads, D], k, v [N,
+    kv_heads, D]. head_loss, logits: head with and
     without the loss. enter, leave: borders of the residual stream.
     """
 
@@ -78,6 +87,7 @@ class Parts:
     lookup: Lookup = plain_lookup
     position_lookup: Lookup = plain_lookup
     parameter: Callable[[Tensor], Tensor] = plain_parameter
+    head_means: HeadMeans = plain_head_means
     core: Core = causal_attention
     head_loss: HeadLoss = plain_head_loss
     logits: Callable[[Tensor, Tensor], Tensor] = plain_logits

@@ -1,14 +1,13 @@
 """Rotary position embedding in the half-split layout of Hugging Face Llama.
 
-Owns the phases and the rotation (Su et al. 2021, arXiv:2104.09864, eq. 34) with Llama 3's frequency
-scaling. Phases are made from integer positions in fp64 and kept in fp32 or wider, whatever the
-model's dtype.
+Owns the frequencies with their scalings, the phases and the rotation (Su et al. 2021,
+arXiv:2104.09864, eq. 34). Phases are made from integer positions in fp64 and kept in fp32 or
+wider, whatever the model's dtype.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,24 +18,52 @@ from rankmesh.nn.layout import Layout
 Phases = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class RotaryScaling:
-    """Llama 3.1's scaling: long waves stretched by `factor`, short ones kept, a ramp between."""
+def frequencies(head_dim: int, theta: float) -> Tensor:
+    """theta^(-2i/D) for each pair i: fp64 [D/2]."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    return theta**-exponent
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_seq_len: int
+
+def llama3_scaled(plain: Tensor, *, factor: float, low: float, high: float, context: int) -> Tensor:
+    """Llama 3.1's: waves that turn fewer than `low` times in `context` tokens are stretched by
+    `factor`, those that turn more than `high` times kept, a ramp between.
+    """
+    turns = context * plain / (2 * math.pi)
+    return _between(plain / factor, plain, ((turns - low) / (high - low)).clamp(0.0, 1.0))
+
+
+def yarn_scaled(
+    plain: Tensor, *, theta: float, factor: float, slow: float, fast: float, context: int
+) -> Tensor:
+    """YaRN's (Peng et al. 2023, arXiv:2309.00071, section 3.2): the same ends, with the ramp over
+    the pairs' numbers instead of their turns, between the pairs that turn `fast` and `slow` times.
+    """
+    half = len(plain)
+
+    def pair(turns: float) -> float:
+        return half * math.log(context / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), 2 * half - 1)
+    number = torch.arange(half, dtype=torch.float64)
+    # A ramp of no length is a step.
+    stretched = ((number - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
+    return _between(plain, plain / factor, stretched)
+
+
+def _between(start: Tensor, end: Tensor, share: Tensor) -> Tensor:
+    return (1 - share) * start + share * end
 
 
 class Rotary:
     """Makes the phases of a layout. A plain object: it has no parameters and no buffers to cast or
     move.
+
+    gain: what cosines and sines are multiplied with, YaRN's attention factor.
     """
 
-    def __init__(self, head_dim: int, theta: float, scaling: RotaryScaling | None = None) -> None:
-        exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-        self._frequencies = _scaled(theta**-exponent, scaling)
+    def __init__(self, frequencies: Tensor, gain: float = 1.0) -> None:
+        self._frequencies = frequencies
+        self._gain = gain
 
     def phases(self, layout: Layout, dtype: torch.dtype) -> Phases:
         """cos and sin, each [N, 1, D/2], in max(fp32, dtype)."""
@@ -45,17 +72,8 @@ class Rotary:
             self._frequencies = self._frequencies.to(positions.device)
         angles = positions.to(torch.float64).unsqueeze(1) * self._frequencies
         wide = torch.promote_types(dtype, torch.float32)
-        return angles.cos().to(wide).unsqueeze(1), angles.sin().to(wide).unsqueeze(1)
-
-
-def _scaled(frequencies: Tensor, scaling: RotaryScaling | None) -> Tensor:
-    if scaling is None:
-        return frequencies
-    wavelength = 2 * math.pi / frequencies
-    ratio = scaling.original_max_seq_len / wavelength
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    smooth = ((ratio - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
-    return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+        cos, sin = angles.cos().mul_(self._gain), angles.sin().mul_(self._gain)
+        return cos.to(wide).unsqueeze(1), sin.to(wide).unsqueeze(1)
 
 
 class _Rotate(torch.autograd.Function):

@@ -6,21 +6,23 @@ global numbers as names. Which operations stand behind `parts` it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from rankmesh.nn.attention import Attention
 from rankmesh.nn.dropout import dropout
-from rankmesh.nn.layers import Embedding, LayerNorm, Linear, RMSNorm
+from rankmesh.nn.layers import Embedding, LayerNorm, Linear, RMSNorm, RMSNorm1p
 from rankmesh.nn.layout import Layout
 from rankmesh.nn.loss import LossOptions
 from rankmesh.nn.mlp import MLP
 from rankmesh.nn.parts import Parts, Piece
 from rankmesh.nn.rotary import Phases, Rotary
+from rankmesh.nn.softcap import soft_cap
 
-Norm = RMSNorm | LayerNorm
+Norm = RMSNorm | RMSNorm1p | LayerNorm
 _EMBEDDING_SITE, _ATTENTION_SITE, _MLP_SITE = 0, 1, 3
 
 
@@ -33,32 +35,42 @@ def _residual_dropout(x: Tensor, layout: Layout, layer: int, site: int, rate: fl
 
 
 class Block(Piece):
-    """Pre-norm block: attention, then feed-forward, each added to the stream. Returns (x, aux)."""
+    """Attention, then feed-forward, each added to the stream. Returns (x, aux).
+
+    Each branch has a norm before it, after it, or both; an absent one is an Identity. Layers that
+    share a Rotary share its phases.
+    """
 
     def __init__(
         self,
         *,
         number: int,
-        attn_norm: Norm,
+        rotary: Rotary | None,
+        attn_norm: Norm | nn.Identity,
         attn: Attention,
-        mlp_norm: Norm,
+        attn_post_norm: Norm | nn.Identity,
+        mlp_norm: Norm | nn.Identity,
         mlp: MLP,
+        mlp_post_norm: Norm | nn.Identity,
         dropout: float,
     ) -> None:
         super().__init__()
         self.number = number
+        self.rotary = rotary
         self.dropout = dropout
         self.attn_norm = attn_norm
         self.attn = attn
+        self.attn_post_norm = attn_post_norm
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.mlp_post_norm = mlp_post_norm
 
     def forward(
         self, x: Tensor, phases: Phases | None, layout: Layout
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        y = self.attn(self.attn_norm(x), phases, layout)
+        y = self.attn_post_norm(self.attn(self.attn_norm(x), phases, layout))
         x = x + _residual_dropout(y, layout, self.number, _ATTENTION_SITE, self.dropout)
-        y = self.mlp(self.mlp_norm(x))
+        y = self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
         return x + _residual_dropout(y, layout, self.number, _MLP_SITE, self.dropout), ()
 
 
@@ -66,7 +78,8 @@ class Transformer(Piece):
     """Tokens [N] (or the previous stage's [N, H]) -> hidden [N, H]; absent parts belong to other
     stages.
 
-    With `head` None and `tied` True the output projection is the embedding table.
+    With `head` None and `tied` True the output projection is the embedding table. Embeddings are
+    multiplied with `embed_scale`, logits capped softly at `logit_softcap` (0 = not).
     """
 
     def __init__(
@@ -75,11 +88,12 @@ class Transformer(Piece):
         layers: Mapping[int, Block],
         embed: Embedding | None,
         positions: Embedding | None,
-        rotary: Rotary | None,
         norm: Norm | None,
         head: Linear | None,
         tied: bool,
         dropout: float,
+        embed_scale: float = 1.0,
+        logit_softcap: float = 0.0,
     ) -> None:
         super().__init__()
         self.embed = embed
@@ -88,14 +102,21 @@ class Transformer(Piece):
         self.norm = norm
         self.head = head
         self.tied = tied
-        self.rotary = rotary
         self.dropout = dropout
+        self.embed_scale = embed_scale
+        self.logit_softcap = logit_softcap
 
     def use(self, parts: Parts) -> None:
         """Hand `parts` to every module of the model."""
         for module in self.modules():
             if isinstance(module, Piece):
                 module.parts = parts
+
+    def blocks(self) -> Iterator[Block]:
+        """The layers that are here, in order."""
+        for block in self.layers.values():
+            assert isinstance(block, Block)
+            yield block
 
     @property
     def head_weight(self) -> Tensor:
@@ -108,10 +129,13 @@ class Transformer(Piece):
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.embed is not None:
             x = self._embedded(x, layout)
-        phases = self.rotary.phases(layout, x.dtype) if self.rotary is not None else None
+        phases = {
+            rotary: rotary.phases(layout, x.dtype) if rotary is not None else None
+            for rotary in {block.rotary for block in self.blocks()}
+        }
         aux: tuple[Tensor, ...] = ()
-        for block in self.layers.values():
-            x, terms = block(x, phases, layout)
+        for block in self.blocks():
+            x, terms = block(x, phases[block.rotary], layout)
             aux += terms
         if self.norm is not None:
             x = self.norm(self.parts.leave(x))
@@ -120,6 +144,9 @@ class Transformer(Piece):
     def _embedded(self, tokens: Tensor, layout: Layout) -> Tensor:
         assert self.embed is not None
         x = self.parts.lookup(tokens, self.embed.weight)
+        if self.embed_scale != 1.0:
+            # Rounded to the model's dtype first, as the published 16-bit models had it.
+            x = x * torch.full((), self.embed_scale, dtype=x.dtype, device=x.device)
         if self.positions is not None:
             x = x + self.parts.position_lookup(layout.positions, self.positions.weight)
         x = self.parts.enter(x)
@@ -127,8 +154,10 @@ class Transformer(Piece):
 
     def loss(self, hidden: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
         """Sum of token losses of the last stage's hidden [N, H] against labels [N]."""
+        options = replace(options, softcap=self.logit_softcap)
         return self.parts.head_loss(hidden, self.head_weight, labels, options)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V]."""
-        return self.parts.logits(hidden, self.head_weight)
+        logits = self.parts.logits(hidden, self.head_weight)
+        return soft_cap(logits, self.logit_softcap) if self.logit_softcap else logits

@@ -53,15 +53,19 @@ class StepMetrics:
 class MetricsWriter:
     """Appends to metrics.jsonl; each step is on disk, as far as the system goes, before the
     next.
+
+    attempt: the launch of the run. Records of attempts after the first carry it as `attempt`: a
+    resumed run makes anew what an earlier attempt had not saved, and nothing is taken back.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, attempt: int = 1) -> None:
+        self._mark = {"attempt": attempt} if attempt > 1 else {}
         self._file = path.open("a+b")
         _end_last_line(self._file)
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one step."""
-        self._file.write(encode(metrics.to_dict()).encode() + b"\n")
+        self._file.write(encode({**metrics.to_dict(), **self._mark}).encode() + b"\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -2,13 +2,17 @@
 
 Owns the lock, config.toml, ranks.json and status.json. It knows nothing of what the run computes.
 
-config.toml the resolved config, as text that is handed in ranks.json {"format_version",
-"launches": [{"attempt", "started_at", "world_size", "plan", "ranks"}]}; a rank is {"rank", "host",
-"device", "pid", "coordinate"} status.json {"format_version", "state", "step", "total_steps",
-"started_at", "updated_at", "host", "pid", "error"}; state is "running", "preempted", "failed" or
-"done"; step is the last finished one; error is one line or null metrics.jsonl one object a step
-(metrics.py) log/ rank-00000.log and so on (log.py) lock held, by the kernel, for as long as the
-run lives
+- config.toml: the resolved config, as text that is handed in; config-2.toml and so on where a later
+  attempt came with another one
+- ranks.json: {"format_version", "launches": [{"attempt", "started_at", "world_size", "plan",
+  "ranks", "config", "first_step", "resumed_from"}]}; a rank is {"rank", "host", "device", "pid",
+  "coordinate"}
+- status.json: {"format_version", "state", "step", "total_steps", "started_at", "updated_at",
+  "host", "pid", "error"}; state is "running", "preempted", "failed" or "done"; step is the
+  last finished one; error is one line or null
+- metrics.jsonl: one object a step of each attempt (metrics.py)
+- log/: rank-00000.log and so on (log.py)
+- lock: held, by the kernel, for as long as the run lives
 """
 
 from __future__ import annotations
@@ -68,38 +72,63 @@ class RunDir:
     """A folder that belongs to this process until `close`. Made by one rank; the others only read
     paths.
 
-    total_steps: for status.json. Raises UserError where another run holds the folder, where it has
-    been used by a run before, or where it cannot be made.
+    total_steps: for status.json. again: the folder may have been used, by attempts of the same run;
+    what they wrote stays. Raises UserError where another run holds the folder, where it has been
+    used by a run before, or where it cannot be made.
     """
 
-    def __init__(self, path: Path, total_steps: int) -> None:
+    def __init__(self, path: Path, total_steps: int, *, again: bool = False) -> None:
         self.path = path
         self._total_steps = total_steps
         self._started_at = now()
         self._lock = _locked(path)
         try:
-            _refuse_used(path)
+            if not again:
+                _refuse_used(path)
             log_folder(path).mkdir(exist_ok=True)
         except BaseException:
             self._lock.close()
             raise
 
-    def write_config(self, text: str) -> None:
-        """Write config.toml."""
-        write_text(config_path(self.path), text)
+    @property
+    def attempt(self) -> int:
+        """Number of the launch that comes next, from 1."""
+        return len(_launches(self.path)) + 1
 
-    def add_launch(self, plan: Mapping[str, object], ranks: Sequence[RankRecord]) -> None:
-        """Add one launch to ranks.json: the plan as plain values, and every rank of the world."""
-        path = self.path / "ranks.json"
-        launches = read_json(path)["launches"] if path.exists() else []
+    def write_config(self, text: str) -> str:
+        """Write config.toml, or beside earlier ones that differ config-2.toml and so on; returns
+        the name."""
+        number, path = 1, config_path(self.path)
+        while path.exists():
+            if path.read_text(encoding="utf-8") == text:
+                return path.name
+            number += 1
+            path = self.path / f"config-{number}.toml"
+        write_text(path, text)
+        return path.name
+
+    def add_launch(
+        self,
+        plan: Mapping[str, object],
+        ranks: Sequence[RankRecord],
+        *,
+        config: str = "config.toml",
+        first_step: int = 1,
+        resumed_from: str | None = None,
+    ) -> None:
+        """Add one launch to ranks.json: the plan as plain values, every rank of the world, the file
+        of its config, the first step that it makes, the checkpoint that it comes from."""
         launch = {
-            "attempt": len(launches) + 1,
+            "attempt": self.attempt,
             "started_at": self._started_at,
             "world_size": len(ranks),
             "plan": plan,
             "ranks": [vars(record) for record in ranks],
+            "config": config,
+            "first_step": first_step,
+            "resumed_from": resumed_from,
         }
-        write_json(path, {"launches": [*launches, launch]})
+        write_json(self.path / "ranks.json", {"launches": [*_launches(self.path), launch]})
 
     def set_status(self, state: State, step: int, error: str | None = None) -> None:
         """Write status.json; `step` is the last finished one, `error` the reason of a failure."""
@@ -160,6 +189,11 @@ def _one_line(error: str) -> str:
     return mask_text(" ".join(error.split()))
 
 
+def _launches(run_dir: Path) -> list[dict[str, Any]]:
+    """The launches so far; [] before the first."""
+    return read_launches(run_dir) if (run_dir / "ranks.json").exists() else []
+
+
 def _locked(path: Path) -> TextIO:
     """The open lock file. The kernel drops the lock with the process, so no stale one can
     remain.
@@ -194,5 +228,6 @@ def _refuse_used(path: Path) -> None:
     # The lock was free, so a run that calls itself running has died.
     was = {"running": "was interrupted"}.get(state, f"is {state}")
     raise UserError(
-        f"log.run_dir {path}: holds a run that {was}; choose another folder or remove this one"
+        f"log.run_dir {path}: holds a run that {was}; train.resume=auto goes on with it, else "
+        "choose another folder"
     )

@@ -18,6 +18,7 @@ from rankmesh import nn
 from rankmesh.comm.mesh import Mesh
 from rankmesh.comm.seam import Group
 from rankmesh.parallel.buffers import Buffers, Slot, lay_out
+from rankmesh.parallel.heads import HeadMeans
 from rankmesh.parallel.linear import ColumnProducts, Deposits, Product, RowProducts
 from rankmesh.parallel.vocabulary import Rows, TableLookup, VocabularyHead
 from rankmesh.topology.params import ParamSpec, ParamTable, Shard, Slices
@@ -111,6 +112,7 @@ def _parts(model: nn.Transformer, buffers: Buffers, mesh: Mesh) -> nn.Parts:
         lookup=lookup,
         position_lookup=lookup,
         parameter=Deposits(slots),
+        head_means=HeadMeans(_shares(model, buffers), mesh.group("tp"), mesh.seam),
         head_loss=head.loss,
         logits=head.logits,
     )
@@ -140,6 +142,19 @@ def _head_product(
     weight = model.head_weight
     sizes = (weight.shape[0],)
     return {weight: Product(slots[weight], None, sizes, mesh.seam, reduce_grad=mesh.group("tp"))}
+
+
+def _shares(model: nn.Transformer, buffers: Buffers) -> dict[Tensor, float]:
+    """What one element counts for in a mean over all heads, by the weight that numbers it."""
+    shares: dict[Tensor, float] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ProjectionNorms):
+            for name, holder in (("q", module.q), ("k", module.k)):
+                spec = buffers.entries[f"{path}.{name}.weight"].spec
+                place = spec.placements["tp"]
+                holders = place.replicas if isinstance(place, Shard) else 1
+                shares[holder.weight] = 1.0 / (spec.numel * holders)
+    return shares
 
 
 def _product(linears: list[nn.Linear], slots: dict[Tensor, Slot], mesh: Mesh) -> Product:

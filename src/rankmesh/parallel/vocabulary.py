@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankmesh.comm.seam import Group, Seam
-from rankmesh.nn import IGNORED, LossOptions
+from rankmesh.nn import IGNORED, LossOptions, soft_cap
 from rankmesh.parallel.buffers import Slot
 from rankmesh.parallel.linear import Product, multiply
 
@@ -79,8 +79,9 @@ class _CrossEntropy(torch.autograd.Function):
     parts.
 
     With l = log sum exp and t the target's logit, a token costs l - (1 - s) t - s mean(logits) + z
-    l^2. Forward overwrites the logits with exp(logit - largest), which backward only has to scale:
-    nothing else needs them, and no second [N, V_local] is made.
+    l^2, all of the logits behind their soft cap. Forward overwrites the logits with exp(logit -
+    largest), which backward only has to scale: nothing else needs them, and without a cap no second
+    [N, V_local] is made.
     """
 
     @staticmethod
@@ -89,6 +90,10 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         smoothing, z = options.label_smoothing, options.z_loss
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        slope = []
+        if options.softcap:
+            wide = soft_cap(wide, options.softcap)
+            slope = [1.0 - (wide / options.softcap).square_()]
         valid = labels != IGNORED
         index, here = rows.local(torch.where(valid, labels, -1))
         target = wide.gather(1, index.unsqueeze(1)).squeeze(1).masked_fill_(~here, 0.0)
@@ -102,12 +107,12 @@ class _CrossEntropy(torch.autograd.Function):
         if smoothing:
             loss = loss - smoothing / rows.total * merged[:, :, 2].sum(dim=0)
         ctx.rows, ctx.options, ctx.dtype = rows, options, logits.dtype
-        ctx.save_for_backward(powers, top, log_z, valid, index, here)
+        ctx.save_for_backward(powers, top, log_z, valid, index, here, *slope)
         return torch.where(valid, loss, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        powers, top, log_z, valid, index, here = ctx.saved_tensors
+        powers, top, log_z, valid, index, here, *slope = ctx.saved_tensors
         smoothing, z = ctx.options.label_smoothing, ctx.options.z_loss
         weight = torch.where(valid, grads[0], 0.0)
         scale = weight * (1.0 + 2.0 * z * log_z) * torch.exp(top - log_z)
@@ -116,6 +121,8 @@ class _CrossEntropy(torch.autograd.Function):
             grad.sub_((weight * (smoothing / ctx.rows.total)).unsqueeze(1))
         at_target = torch.where(here, (smoothing - 1.0) * weight, 0.0)
         grad.scatter_add_(1, index.unsqueeze(1), at_target.unsqueeze(1))
+        if slope:
+            grad.mul_(slope[0])
         return grad.to(ctx.dtype), None, None, None
 
 

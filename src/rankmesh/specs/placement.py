@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rankmesh.specs.model import ModelSpec
+from rankmesh.specs.model import GATED, ModelSpec
 from rankmesh.topology import fit
 from rankmesh.topology.params import Init, ParamSpec, ParamTable, Shard
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.topology.split import even, layers_of_stages
 
 Kind = Literal["embedding", "matrix", "residual", "norm", "bias"]
-Cut = Literal["vocab", "query", "kv", "query_in", "ffn", "ffn_in", "whole"]
+Cut = Literal["vocab", "query", "kv", "query_in", "ffn", "ffn_in", "head", "whole"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Part:
 
     kind decides init and decay: "residual" is a matrix that writes into the residual stream. cut
     decides the tensor-parallel split: "query", "kv", "ffn" and "vocab" split dim 0, "query_in" and
-    "ffn_in" split dim 1.
+    "ffn_in" split dim 1; "head" is whole on every rank, which uses it for its own heads alone.
     """
 
     name: str
@@ -46,10 +46,13 @@ def parts(spec: ModelSpec) -> Iterator[Part]:
     if spec.positions == "learned":
         yield Part("positions.weight", (spec.max_seq_len, hidden), "embedding", "whole")
     for layer in range(spec.num_layers):
-        yield from _norm(spec, f"layers.{layer}.attn_norm")
-        yield from _attention(spec, f"layers.{layer}.attn")
-        yield from _norm(spec, f"layers.{layer}.mlp_norm")
-        yield from _mlp(spec, f"layers.{layer}.mlp")
+        for name, inner in (("attn", _attention), ("mlp", _mlp)):
+            branch = f"layers.{layer}.{name}"
+            if spec.norm_place != "after":
+                yield from _norm(spec, f"{branch}_norm")
+            yield from inner(spec, branch)
+            if spec.norm_place != "before":
+                yield from _norm(spec, f"{branch}_post_norm")
     yield from _norm(spec, "norm")
     if not spec.tie_embeddings:
         yield Part("head.weight", (vocab, hidden), "matrix", "vocab")
@@ -125,12 +128,18 @@ def _attention(spec: ModelSpec, name: str) -> Iterator[Part]:
     yield from _linear(f"{name}.q", query, hidden, "query", spec.qkv_bias)
     yield from _linear(f"{name}.k", kv, hidden, "kv", spec.qkv_bias)
     yield from _linear(f"{name}.v", kv, hidden, "kv", spec.qkv_bias)
+    if spec.qk_norm == "head":
+        for one in ("q", "k"):
+            yield Part(f"{name}.qk_norm.{one}.weight", (spec.head_dim,), "norm", "head")
+    elif spec.qk_norm == "all":
+        yield Part(f"{name}.qk_norm.q.weight", (query,), "norm", "query")
+        yield Part(f"{name}.qk_norm.k.weight", (kv,), "norm", "kv")
     yield from _linear(f"{name}.o", hidden, query, "query_in", spec.out_bias)
 
 
 def _mlp(spec: ModelSpec, name: str) -> Iterator[Part]:
     hidden, ffn = spec.hidden_size, spec.ffn_size
-    if spec.mlp == "swiglu":
+    if spec.mlp in GATED:
         yield from _linear(f"{name}.gate", ffn, hidden, "ffn", spec.mlp_bias)
     yield from _linear(f"{name}.up", ffn, hidden, "ffn", spec.mlp_bias)
     yield from _linear(f"{name}.down", hidden, ffn, "ffn_in", spec.mlp_bias)
@@ -147,7 +156,7 @@ def _linear(name: str, out: int, inner: int, cut: Cut, bias: bool) -> Iterator[P
 
 def _init(spec: ModelSpec, kind: Kind) -> Init:
     if kind == "norm":
-        return Init("ones")
+        return Init("zeros" if spec.norm == "rmsnorm_1p" else "ones")
     if kind == "bias":
         return Init("zeros")
     if kind == "residual" and spec.scale_residual_init:
@@ -160,6 +169,9 @@ def _grad_sum(spec: ModelSpec, plan: ParallelPlan, part: Part) -> tuple[str, ...
     if part.cut == "kv" and kv_replicas(spec, plan) > 1:
         # Each holder of a KV head sees only its own query heads.
         return ("tp_rep",)
+    if part.cut == "head" and plan.tp > 1:
+        # One weight for all heads, of which each rank has only some.
+        return ("tp",)
     if part.cut == "whole" and plan.sequence_parallel and plan.tp > 1:
         # Outside the matmuls each rank sees only its slice of the sequence.
         return ("tp",)

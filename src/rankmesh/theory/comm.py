@@ -77,8 +77,9 @@ def step_collectives(
 
     1. the count of valid targets and tokens; 2. for each microbatch those of forward and backward
     over tp, with the gradient buckets between them in the last backward, each as soon as its own
-    gradients and those of the buckets before it are complete; 3. the sums over `tp_rep`; 4. the
-    verdict of norm, loss and stop flag. Raises PlanError where the plan has more than tp and dp.
+    gradients and those of the buckets before it are complete; 3. the sums over `tp` and over
+    `tp_rep`; 4. the verdict of norm, loss and stop flag. Raises PlanError where the plan has more
+    than tp and dp.
     """
     _check(plan)
     found = [_make("all_reduce", "dp_cp", plan.dp, "count", 2 * 8)]
@@ -86,6 +87,9 @@ def step_collectives(
         found += _forward(spec, plan, shape)
         last = number == shape.microbatches - 1
         found += _backward(spec, plan, shape, shape.buckets if last else ())
+    if spec.qk_norm == "head":
+        partial = shape.wide_bytes * spec.num_layers * 2 * spec.head_dim
+        found.append(_make("all_reduce", "tp", plan.tp, "gradients", partial))
     replicas = max(1, plan.tp // spec.num_kv_heads)
     partial = shape.wide_bytes * kv_elements(spec)
     found.append(_make("all_reduce", "tp_rep", replicas, "gradients", partial))
@@ -103,13 +107,21 @@ def sent_by_axis(collectives: Iterable[Collective]) -> dict[str, int]:
 
 def kv_elements(spec: ModelSpec) -> int:
     """Elements of k and v on a rank where tp exceeds the KV heads: one head of each layer."""
-    return spec.num_layers * 2 * spec.head_dim * (spec.hidden_size + spec.qkv_bias)
+    normed = spec.head_dim if spec.qk_norm == "all" else 0
+    layer = 2 * spec.head_dim * (spec.hidden_size + spec.qkv_bias) + normed
+    return spec.num_layers * layer
 
 
 def _forward(spec: ModelSpec, plan: ParallelPlan, shape: StepShape) -> Iterator[Collective]:
-    """Embedding 1, each layer 2 (attention output, MLP output), cross entropy 1."""
+    """Embedding 1, each layer 2 (attention output, MLP output), cross entropy 1; before a layer's,
+    the mean squares of queries and keys where their norms are over all heads.
+    """
     stream = shape.tokens * spec.hidden_size * shape.dtype_bytes
-    for _ in range(1 + 2 * spec.num_layers):
+    yield _make("all_reduce", "tp", plan.tp, "forward", stream)
+    for _ in range(spec.num_layers):
+        if spec.qk_norm == "all":
+            yield _make("all_reduce", "tp", plan.tp, "forward", _squares(shape))
+        yield _make("all_reduce", "tp", plan.tp, "forward", stream)
         yield _make("all_reduce", "tp", plan.tp, "forward", stream)
     # Of each token: log of the sum of exponentials, logit of the target, for smoothing the sum.
     columns = 3 if shape.label_smoothing else 2
@@ -120,7 +132,8 @@ def _forward(spec: ModelSpec, plan: ParallelPlan, shape: StepShape) -> Iterator[
 def _backward(
     spec: ModelSpec, plan: ParallelPlan, shape: StepShape, buckets: Sequence[Bucket]
 ) -> Iterator[Collective]:
-    """Head 1, each layer 2 (MLP input, attention input); buckets where they are complete.
+    """Head 1, each layer 2 (MLP input, attention input), before the latter the mean squares;
+    buckets where they are complete.
 
     Buckets start in their order: one that is complete early waits for those before it.
     """
@@ -130,6 +143,8 @@ def _backward(
     for event in _backward_events(spec):
         if event is _INPUT_SUM:
             yield _make("all_reduce", "tp", plan.tp, "backward", stream)
+        if event is _SQUARES:
+            yield _make("all_reduce", "tp", plan.tp, "backward", _squares(shape))
         for names in missing:
             names.discard(event)
         while started < len(buckets) and not missing[started]:
@@ -139,25 +154,38 @@ def _backward(
 
 
 _INPUT_SUM = "sum of an input gradient over tp"
+_SQUARES = "gradient of the mean squares over tp"
+
+
+def _squares(shape: StepShape) -> int:
+    """Bytes of two numbers a token."""
+    return shape.tokens * 2 * shape.wide_bytes
 
 
 def _backward_events(spec: ModelSpec) -> Iterator[str]:
     """A backward pass in order: each sum over tp, and each parameter whose gradient is complete.
 
     A column product (head, gate up, q k v) starts its sum before its weight gradient; a row product
-    (down, o) has none; a norm follows the column product that it feeds. The table is last, also
-    where it is the head as well. Names that a spec does not have do no harm.
+    (down, o) has none; a norm follows the column product that it feeds, and one after the branch
+    precedes it. The table is last, also where it is the head as well. Names that a spec does not
+    have do no harm.
     """
     yield _INPUT_SUM
     yield "head.weight"
     yield from _norm("norm")
     for layer in reversed(range(spec.num_layers)):
         name = f"layers.{layer}"
+        yield from _norm(f"{name}.mlp_post_norm")
         yield from _product(f"{name}.mlp", "down")
         yield _INPUT_SUM
         yield from _product(f"{name}.mlp", "gate", "up")
         yield from _norm(f"{name}.mlp_norm")
+        yield from _norm(f"{name}.attn_post_norm")
         yield from _product(f"{name}.attn", "o")
+        yield f"{name}.attn.qk_norm.k.weight"
+        yield f"{name}.attn.qk_norm.q.weight"
+        if spec.qk_norm == "all":
+            yield _SQUARES
         yield _INPUT_SUM
         yield from _product(f"{name}.attn", "q", "k", "v")
         yield from _norm(f"{name}.attn_norm")

@@ -41,17 +41,21 @@ class TokenFlops:
 def token_flops(spec: ModelSpec, seq_len: int, *, causal: bool = True) -> TokenFlops:
     """FLOPs of one token of a sequence of `seq_len`.
 
-    causal: count only the (T + 1) / 2 positions that a token attends to on average, the work that
-    is needed; False counts all T, as PaLM and Megatron-LM do, for comparison with their figures.
-    The number of KV heads enters through the weights alone: each query head has its own products.
+    causal: count only the positions that a token attends to on average, the work that is needed:
+    (T + 1) / 2 or, in a window W below T, W - W (W - 1) / 2T (rounded down). False counts all T, as
+    PaLM and Megatron-LM do, for comparison with their figures. The number of KV heads enters
+    through the weights alone: each query head has its own products.
     """
     query = spec.num_heads * spec.head_dim
     # Scores and their use on the values: 2 FLOPs each for every position and every query element.
-    twice_positions = seq_len + 1 if causal else 2 * seq_len
-    return TokenFlops(
-        matmul=2 * matmul_params(spec),
-        attention=spec.num_layers * 2 * query * twice_positions,
-    )
+    pairs = sum(_pairs(seq_len, window) if causal else seq_len**2 for window in spec.windows)
+    return TokenFlops(matmul=2 * matmul_params(spec), attention=4 * query * pairs // seq_len)
+
+
+def _pairs(seq_len: int, window: int) -> int:
+    """(query, key) pairs of one layer's causal attention over a sequence."""
+    seen = min(window or seq_len, seq_len)
+    return seen * (seen + 1) // 2 + (seq_len - seen) * seen
 
 
 def mfu(

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankmesh.specs.model import ModelSpec
+from rankmesh.specs.model import GATED, ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParamCount:
     """Parameters of a whole model by kind, each logical element once.
 
-    embedding: token and position tables. attention, mlp: matrices and biases of all layers. norms:
-    weights and biases of all norms. head: the output matrix, 0 where it is the embedding.
+    embedding: token and position tables. attention, mlp: matrices and biases of all layers, and the
+    norms of queries and keys. norms: weights and biases of all others. head: the output matrix, 0
+    where it is the embedding.
     """
 
     embedding: int
@@ -33,16 +34,17 @@ class ParamCount:
 
 
 def count_params(spec: ModelSpec) -> ParamCount:
-    """VH (+ PH) + L (attention + mlp + 2 norms) + norm (+ VH), with the biases that the spec
-    has.
+    """VH (+ PH) + L (attention + mlp + 2 or 4 norms) + norm (+ VH), with the biases and norms of
+    queries and keys that the spec has.
     """
     hidden, layers = spec.hidden_size, spec.num_layers
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     norm = hidden * (2 if spec.norm == "layernorm" else 1)
     # A gated MLP has two matrices into the inner width instead of one.
-    inward = 2 if spec.mlp == "swiglu" else 1
+    inward = 2 if spec.mlp in GATED else 1
     attention = hidden * (query + 2 * kv) + query * hidden
     attention += spec.qkv_bias * (query + 2 * kv) + spec.out_bias * hidden
+    attention += {"none": 0, "head": 2 * spec.head_dim, "all": query + kv}[spec.qk_norm]
     mlp = (inward + 1) * hidden * spec.ffn_size
     mlp += spec.mlp_bias * (inward * spec.ffn_size + hidden)
     positions = spec.max_seq_len if spec.positions == "learned" else 0
@@ -50,7 +52,7 @@ def count_params(spec: ModelSpec) -> ParamCount:
         embedding=(spec.vocab_size + positions) * hidden,
         attention=layers * attention,
         mlp=layers * mlp,
-        norms=(2 * layers + 1) * norm,
+        norms=((4 if spec.norm_place == "around" else 2) * layers + 1) * norm,
         head=0 if spec.tie_embeddings else spec.vocab_size * hidden,
     )
 
@@ -61,6 +63,6 @@ def matmul_params(spec: ModelSpec) -> int:
     """
     hidden = spec.hidden_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    matrices = 3 if spec.mlp == "swiglu" else 2
+    matrices = 3 if spec.mlp in GATED else 2
     layer = 2 * hidden * (query + kv) + matrices * hidden * spec.ffn_size
     return spec.num_layers * layer + spec.vocab_size * hidden

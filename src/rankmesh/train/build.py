@@ -11,11 +11,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from rankmesh.checkpoint.manifest import Phases
 from rankmesh.checkpoint.source import WeightSource, check_same_model, open_weights
 from rankmesh.config.resolve import check_fits, model_spec, parallel_plan
-from rankmesh.config.schema import RunConfig, prefixes
+from rankmesh.config.schema import SPLITS, RunConfig, entry_weights, prefixes, split_ratios
 from rankmesh.data.indexed import TokenFile
-from rankmesh.data.samples import Samples, check_vocab
+from rankmesh.data.samples import Samples, TokenSource, check_vocab
+from rankmesh.data.split import split_documents
 from rankmesh.errors import ConfigError
 from rankmesh.parallel.apply import Source
 from rankmesh.specs.model import ModelSpec
@@ -23,12 +25,15 @@ from rankmesh.specs.placement import param_table
 from rankmesh.topology.params import ParamSpec, Slices
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.topology.release import check_release
+from rankmesh.train.resume import Resume, check_resume, find_resume
 from rankmesh.train.run import fresh_values
 
 
 @dataclass(frozen=True)
 class Job:
-    """A checked config. `weights` is None for a model that starts from derived values."""
+    """A checked config. `weights` is None for a model that starts from derived values; `resume` is
+    None for a run that starts at step 1.
+    """
 
     config: RunConfig
     spec: ModelSpec
@@ -37,6 +42,7 @@ class Job:
     valid: Samples | None
     test: Samples | None
     weights: WeightSource | None
+    resume: Resume | None = None
 
     @property
     def source(self) -> Source:
@@ -49,6 +55,15 @@ class Job:
             return weights.slice(spec.name, slices)
 
         return loaded
+
+    @property
+    def phases(self) -> Phases:
+        """Weights of the training sets, each with the sample number from which they hold; () where
+        the sets are read as one.
+        """
+        if self.resume is not None:
+            return self.resume.phases
+        return () if self.train.weights is None else ((0, self.train.weights),)
 
     @property
     def tokenizer(self) -> str | None:
@@ -65,19 +80,26 @@ def prepare_job(config: RunConfig, world_size: int) -> Job:
     """Check `config` for a world of `world_size` ranks. Raises UserError, in one line, where it
     cannot run.
     """
-    weights = open_weights(Path(config.model.init_from)) if config.model.init_from else None
-    spec = model_spec(config.model, weights.spec if weights is not None else None)
-    if weights is not None:
+    resumed = find_resume(config)
+    weights: WeightSource | None = resumed
+    if resumed is None and config.model.init_from is not None:
+        weights = open_weights(Path(config.model.init_from))
+    named = config.model.init_from is not None
+    spec = model_spec(config.model, weights.spec if weights is not None and named else None)
+    if weights is not None and resumed is None:
         check_same_model(weights, spec)
     check_fits(config, spec)
     plan = parallel_plan(config.parallel, world_size)
     check_release(plan)
-    param_table(spec, plan)
+    table = param_table(spec, plan)
     train = _samples(config, "train", spec)
     if train is None:
         raise ConfigError(
             "data.train is empty: name the prefix of a token file (see `rankmesh prepare --help`)"
         )
+    resume = None
+    if resumed is not None:
+        resume = check_resume(resumed, config, spec, table, train)
     return Job(
         config=config,
         spec=spec,
@@ -86,13 +108,21 @@ def prepare_job(config: RunConfig, world_size: int) -> Job:
         valid=_samples(config, "valid", spec),
         test=_samples(config, "test", spec),
         weights=weights,
+        resume=resume,
     )
 
 
 def _samples(config: RunConfig, split: str, spec: ModelSpec) -> Samples | None:
-    named = prefixes(getattr(config.data, split))
-    if not named:
+    data = config.data
+    entries = data.train if data.split is not None else getattr(data, split)
+    opened = [TokenFile(Path(prefix)) for prefix in prefixes(entries)]
+    files: list[TokenSource] = [*opened]
+    if data.split is not None:
+        ratios = split_ratios(data.split)
+        part = SPLITS.index(split)
+        # A part of ratio 0 is a set that was not asked for.
+        files = [split_documents(file, ratios)[part] for file in opened if ratios[part]]
+    if not files:
         return None
-    files = [TokenFile(Path(prefix)) for prefix in named]
     check_vocab(files, spec.vocab_size)
-    return Samples(files, config.data.seq_len, spec.vocab_size)
+    return Samples(files, data.seq_len, spec.vocab_size, entry_weights(entries))

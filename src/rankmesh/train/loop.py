@@ -12,9 +12,11 @@ from pathlib import Path
 
 import torch
 
+from rankmesh.checkpoint.shelf import step_folder
 from rankmesh.comm.seam import Ledger
+from rankmesh.data.blend import BlendOrder, Phase, training_order
 from rankmesh.data.loader import Loader
-from rankmesh.data.order import SampleOrder
+from rankmesh.data.order import Order
 from rankmesh.obs.cuda_memory import peak_memory_bytes
 from rankmesh.obs.metrics import StepMetrics
 from rankmesh.theory.flops import mfu, token_flops
@@ -22,14 +24,15 @@ from rankmesh.theory.hardware import peak_flops
 from rankmesh.train.build import Job
 from rankmesh.train.evaluate import evaluate
 from rankmesh.train.run import Run
-from rankmesh.train.save import checkpoint_folder, save_weights
+from rankmesh.train.save import save_checkpoint
+from rankmesh.train.state import training_record
 from rankmesh.train.step import StepResult, train_step
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `losses` has one entry a step; the others are None where nothing was
-    evaluated.
+    """What a run came to. `losses` has one entry a step of this attempt; the others are None where
+    nothing was evaluated.
     """
 
     losses: tuple[float, ...]
@@ -41,40 +44,51 @@ class Result:
 @dataclass(frozen=True)
 class Hooks:
     """What the loop tells, on the ranks that listen. report: each step's figures. wait: a barrier
-    for saves.
+    for saves. tell: a line about a save, on rank 0.
     """
 
     report: Callable[[StepMetrics], None]
     wait: Callable[[], None]
+    tell: Callable[[str], object] = lambda line: None
 
 
 def train_loop(run: Run, job: Job, run_dir: Path, hooks: Hooks) -> Result:
-    """Train for `train.steps` steps, evaluate and save as the config says, and once after the last
-    step.
+    """Train up to step `train.steps`, from the start or from where the job resumes; evaluate and
+    save as the config says, and once after the last step.
+
+    Sample numbers go on from those consumed, whatever the batch size was.
     """
     config = run.config
-    batch = run.batch
-    order = SampleOrder(config.data.seed, len(job.train))
-    loader = Loader(job.train, order, batch, run.mesh.coordinate.dp)
+    done, samples = (job.resume.step, job.resume.samples) if job.resume is not None else (0, 0)
+    loader = Loader(job.train, _order(job), run.batch, run.mesh.coordinate.dp)
     meter = _Meter(run)
     run.mesh.seam.ledger.take()
     losses: list[float] = []
     valid_loss = None
-    for number in range(1, config.train.steps + 1):
+    for number in range(done + 1, config.train.steps + 1):
         started = time.perf_counter()
-        result = train_step(run, number, loader.step(number - 1))
+        result = train_step(run, number, loader.at(samples))
+        samples += run.batch.global_batch
         seconds = time.perf_counter() - started
         ledger = run.mesh.seam.ledger.take()
         losses.append(result.loss)
         valid_loss = _evaluated(run, job, number)
         hooks.report(meter.metrics(result, seconds, ledger, valid_loss))
         if _due(number, config.checkpoint.every) and number < config.train.steps:
-            _save(run, job, run_dir, number, hooks)
-    if config.train.steps == 0 and job.valid is not None:
+            _save(run, job, run_dir, number, samples, hooks)
+    if config.train.steps == done and job.valid is not None:
         valid_loss = evaluate(run, job.valid)
     test_loss = evaluate(run, job.test) if job.test is not None else None
-    folder = _save(run, job, run_dir, config.train.steps, hooks)
+    folder = _save(run, job, run_dir, config.train.steps, samples, hooks)
     return Result(tuple(losses), valid_loss, test_loss, folder)
+
+
+def _order(job: Job) -> Order:
+    """Of the training samples; sets whose weights have changed go on at their own next sample."""
+    seed = job.config.data.seed
+    if not job.phases:
+        return training_order(seed, job.train)
+    return BlendOrder(seed, job.train.sizes, [Phase(*phase) for phase in job.phases])
 
 
 def _due(number: int, every: int) -> bool:
@@ -90,9 +104,21 @@ def _evaluated(run: Run, job: Job, number: int) -> float | None:
     return loss
 
 
-def _save(run: Run, job: Job, run_dir: Path, number: int, hooks: Hooks) -> Path:
-    folder = checkpoint_folder(run_dir, number)
-    save_weights(run, folder, number, hooks.wait, job.tokenizer)
+def _save(run: Run, job: Job, run_dir: Path, number: int, samples: int, hooks: Hooks) -> Path:
+    """Save the state after step `number`, unless it is the checkpoint that the run came from."""
+    folder = step_folder(run_dir, number)
+    if job.resume is not None and job.resume.weights.folder.resolve() == folder.resolve():
+        return folder
+    line = save_checkpoint(
+        run,
+        run_dir,
+        step=number,
+        training=training_record(run, samples=samples, sizes=job.train.sizes, phases=job.phases),
+        wait=hooks.wait,
+        tokenizer=job.tokenizer,
+    )
+    if line:
+        hooks.tell(line)
     return folder
 
 

@@ -87,7 +87,7 @@ def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> 
         chunk=chunk,
         actions=one_f_one_b(mesh.plan.pp, batch.num_microbatches)[mesh.coordinate.pp],
         batch=batch,
-        optimizer=_optimizer(optimizer, segments(chunk.buffers)),
+        optimizer=make_optimizer(optimizer, segments(chunk.buffers)),
         owned=owned_gradients(chunk.buffers),
         loss=LossOptions(z_loss=train.z_loss, label_smoothing=train.label_smoothing),
         lr=LrSchedule(
@@ -146,7 +146,8 @@ def _merged(buffers: Buffers, axis_ranks: dict[str, int]) -> list[tuple[int, int
     return spans
 
 
-def _optimizer(config: OptimizerConfig, parts: Sequence[Segment]) -> Optimizer:
+def make_optimizer(config: OptimizerConfig, parts: Sequence[Segment]) -> Optimizer:
+    """The optimizer that the config names, over these segments."""
     if config.name == "sgd":
         return SGD(parts, momentum=config.momentum, weight_decay=config.weight_decay)
     return AdamW(parts, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
