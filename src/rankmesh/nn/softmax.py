@@ -94,7 +94,8 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Attentio
         scale=options.scale,
     )
     rows = out.transpose(1, 2).flatten(2).unflatten(0, (batch, -1)).flatten(1, 2)
-    return rows[:, :length].flatten(0, 1)
+    held: Tensor = rows[:, :length].flatten(0, 1)
+    return held
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
