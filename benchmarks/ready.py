@@ -50,14 +50,13 @@ def ready(prefix: str) -> None:
     samples = Samples([TokenFile(prefix)], SEQ_LEN)
     samples.sample(SampleOrder(0, len(samples)).index(0))
     alone = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     start = time.perf_counter()
     both = Samples([TokenFile(prefix), TokenFile(prefix)], SEQ_LEN, weights=(0.7, 0.3))
     both.sample(BlendOrder(0, both.sizes, [Phase(0, (0.7, 0.3))]).index(10**9))
     blend = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        json.dumps({"alone_s": alone, "blend_s": blend, "peak_mib": peak, "samples": len(samples)})
-    )
+    figures = {"alone_s": alone, "blend_s": blend, "peak_mib": peak, "samples": len(samples)}
+    print(json.dumps(figures))
 
 
 def measure(folder: Path, rounds: int) -> None:

@@ -70,6 +70,24 @@ def test_windows_and_caps_in_both_paths(window: int, cap: float, explicit: bool)
         assert torch.allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("length", [64, 65, 150, 300])
+@pytest.mark.parametrize("window", [1, 5, 63, 64, 100, 270])
+def test_blocks_under_a_window_do_not_show(length: int, window: int) -> None:
+    """Values and gradients equal those of the path that makes all scores at once."""
+    generator = torch.Generator().manual_seed(length)
+    made = [torch.randn(2 * length, heads, 4, generator=generator).double() for heads in (4, 2, 2)]
+    up = torch.randn(2 * length, 16, generator=generator).double()
+    results = []
+    for rate in (0.0, 1e-30):
+        inputs = [x.clone().requires_grad_() for x in made]
+        options = nn.AttentionOptions(layer=0, scale=0.5, window=window, dropout=rate)
+        layout = nn.Layout.plain(2, length, dropout=nn.DropoutKey(0, 1, torch.arange(2)))
+        out = nn.causal_attention(inputs[0], inputs[1], inputs[2], layout, options)
+        results.append([out, *torch.autograd.grad(out, inputs, up)])
+    for blocks, whole in zip(*results, strict=True):
+        assert torch.allclose(blocks, whole, rtol=1e-11, atol=1e-11)
+
+
 def test_a_token_beyond_the_window_changes_nothing() -> None:
     """Mistral's: in one layer a token sees `window` positions, its own included."""
     spec = tiny.mistral(num_layers=1, window=4)

@@ -161,6 +161,10 @@ def test_a_folder_or_config_that_is_not_there_or_not_readable(tmp_path: Path) ->
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(CheckpointError, match=f"{tmp_path}: config.json: model_type is 'mamba'"):
         read_hf(tmp_path)
+    for wrong in ({"auto_map": "x"}, {"rope_scaling": "x"}, {"rope_scaling": {"rope_type": []}}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | wrong))
+        with pytest.raises(CheckpointError, match=f"{tmp_path}: "):
+            read_hf(tmp_path)
 
 
 def test_a_bad_index_is_named(tmp_path: Path) -> None:

@@ -172,6 +172,12 @@ def test_the_same_model_to_hugging_face() -> None:
     assert not same_for_hf(gpt2, spec_to_hf(preset("gpt2-tiny")))
 
 
+def test_code_that_repeats_a_known_class_changes_nothing() -> None:
+    """Phi-3's folders bring a copy of the class; any other class is refused below."""
+    own = {"AutoConfig": "x.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    assert spec_from_hf({**PHI3, "auto_map": own}) == spec_from_hf(PHI3)
+
+
 def test_absent_keys_have_the_defaults_of_hugging_face() -> None:
     spec = spec_from_hf(LLAMA)
     assert (spec.norm_eps, spec.max_seq_len, spec.rope_theta) == (1e-6, 2048, 10000.0)
@@ -193,6 +199,7 @@ def test_absent_keys_have_the_defaults_of_hugging_face() -> None:
         (LLAMA, {"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "silu"]),
         (LLAMA, {"quantization_config": {"bits": 4}}, ["quantization_config"]),
         (LLAMA, {"auto_map": {"AutoModel": "x.Y"}}, ["auto_map"]),
+        (LLAMA, {"auto_map": {"AutoModelForCausalLM": "x.OtherForCausalLM"}}, ["auto_map"]),
         (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_type", "'dynamic'"]),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, ["rope_type linear", "factor", "missing"]),
         (LLAMA, {"rope_scaling": {**YARN, "truncate": False}}, ["truncate of yarn", "False"]),

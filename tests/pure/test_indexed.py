@@ -6,6 +6,8 @@ The layout is written out by hand here, so that reader and writer cannot agree o
 import json
 import os
 import struct
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -298,6 +300,29 @@ def test_meta_of_another_file_is_refused(prefix: Path, content: str, words: str)
         TokenFile(prefix)
     assert words in str(caught.value) and f"{prefix}.meta.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_million_documents_cost_nothing(tmp_path: Path) -> None:
+    """All are checked at open, in blocks: in a few milliseconds and no memory to speak of."""
+    count, length = 10**6, 6_400
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, count, count + 1)
+    lengths = np.full(count, length, "<i4").tobytes()
+    bounds = np.arange(count + 1, dtype="<i8")
+    offsets = (bounds[:-1] * 2 * length).tobytes()
+    (tmp_path / "t.idx").write_bytes(header + lengths + offsets + bounds.tobytes())
+    with (tmp_path / "t.bin").open("wb") as stream:
+        stream.truncate(2 * count * length)
+    tracemalloc.start()
+    file = TokenFile(tmp_path / "t")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (file.num_documents, file.num_tokens) == (count, count * length)
+    assert file.document_start(count - 1) == (count - 1) * length
+    assert peak < 4 * 2**20
+    start = time.perf_counter()
+    TokenFile(tmp_path / "t")
+    # About 20 milliseconds; the limit leaves room for a busy machine.
+    assert time.perf_counter() - start < 1.0
 
 
 def test_offsets_beyond_32_bits(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.checkpoint.hf_read import CONFIG, INDEX, PICKLED, SINGLE, HFFolder
-from rankmesh.checkpoint.manifest import MANIFEST, TOKENIZER, read_json
-from rankmesh.checkpoint.weights import Weights
+from rankmesh.checkpoint.manifest import BYTES, MANIFEST, TOKENIZER, read_json
+from rankmesh.checkpoint.weights import SIDE_FILES, Weights
 from rankmesh.errors import CheckpointError
 from rankmesh.specs.hf import TOKEN_IDS, same_for_hf
 from rankmesh.specs.hf_tensors import TIED_HEAD
@@ -22,7 +22,6 @@ from rankmesh.specs.model import ModelSpec
 PREFIX = "hf-"  # of their files in one of our folders: no name of theirs is taken for one of ours
 
 _WEIGHTS = (".safetensors", ".h5", ".msgpack", ".onnx", ".gguf", *PICKLED)
-_CODE = ".py"
 _LARGEST = 1 << 28
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -40,11 +39,14 @@ def files_beside(source: HFFolder | Weights) -> dict[str, Path]:
 
 
 def carried(source: HFFolder | Weights) -> dict[str, bytes]:
-    """Name in one of our folders -> content, for the same files; tokenizer.json is not among them,
-    which is copied as such.
+    """Name in one of our folders -> content, for the same files but those that are copied with the
+    tokenizer.
     """
     beside = files_beside(source)
-    found = {PREFIX + name: path.read_bytes() for name, path in beside.items() if name != TOKENIZER}
+    copied = (TOKENIZER, *SIDE_FILES) if source.tokenizer not in (None, BYTES) else ()
+    found = {
+        PREFIX + name: path.read_bytes() for name, path in beside.items() if name not in copied
+    }
     if isinstance(source, HFFolder) and INDEX not in beside and source.holds(TIED_HEAD):
         # A tied head that was stored all the same: what the one file held is noted as an index.
         held_in = dict.fromkeys(source.stored_names(), SINGLE)
@@ -65,7 +67,7 @@ def _beside(folder: Path) -> dict[str, Path]:
         for path in sorted(folder.iterdir())
         if path.is_file()
         and not path.name.startswith(".")
-        and not path.name.endswith((*_WEIGHTS, _CODE))
+        and not path.name.endswith(_WEIGHTS)
         and (path.name == INDEX or not path.name.endswith(".index.json"))
         and path.name != MANIFEST
         and path.stat().st_size <= _LARGEST
@@ -100,7 +102,8 @@ def _token_ids(beside: Mapping[str, Path]) -> dict[str, int]:
     found = {}
     for key in TOKEN_IDS:
         token: Any = named.get(key.removesuffix("_id"))
-        number = ids.get(token.get("content") if isinstance(token, dict) else token)
+        text = token.get("content") if isinstance(token, dict) else token
+        number = ids.get(text) if isinstance(text, str) else None
         if isinstance(number, int):
             found[key] = number
     return found

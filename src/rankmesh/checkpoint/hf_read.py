@@ -121,6 +121,8 @@ def read_hf(folder: Path) -> HFFolder:
         spec = spec_from_hf(read_json(folder / CONFIG))
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{folder}: {CONFIG} has a value of a wrong type: {error}") from error
     files = TensorFiles(folder)
     held_in = _held_in(folder, files)
     expected = {tensor.name for tensor in hf_tensors(spec)}

@@ -51,7 +51,7 @@ from rankmesh.topology.params import Slices
 # Global bounds, a pair a dim.
 Box = tuple[tuple[int, int], ...]
 
-_SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> dict[str, FileEntry]:
     """Copy a tokenizer.json, and beside it the files that name its marks."""
     source = source / TOKENIZER if source.is_dir() else source
     copies = {source: TOKENIZER}
-    copies |= {path: name for name in _SIDE_FILES if (path := source.with_name(name)).is_file()}
+    copies |= {path: name for name in SIDE_FILES if (path := source.with_name(name)).is_file()}
     try:
         return {
             name: write_bytes(folder / name, path.read_bytes()) for path, name in copies.items()

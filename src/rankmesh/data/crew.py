@@ -136,7 +136,8 @@ class Crew:
             self.facts = self._encoder.facts
             return self
         try:
-            self._workers = [Worker() for _ in range(self._num_workers)]
+            for _ in range(self._num_workers):
+                self._workers.append(Worker())
             self._threads = ThreadPoolExecutor(self._num_workers)
             for facts in self._threads.map(self._greet, self._workers):
                 self.facts = facts

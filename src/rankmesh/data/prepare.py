@@ -213,8 +213,9 @@ class _Job:
         ):
             self._unfinished.remove()
             return 0
-        # A full disk is full for the journal too; what it recorded before stays good.
-        with contextlib.suppress(OSError):
+        # A full disk is full for the journal too; what it recorded before stays good. ValueError:
+        # closed already, by the last step.
+        with contextlib.suppress(OSError, ValueError):
             self._unfinished.record(tally)
         self._unfinished.close()
         return tally.documents

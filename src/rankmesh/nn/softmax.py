@@ -86,16 +86,15 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Attentio
     key = torch.arange(back + block, device=q.device)
     first = torch.arange(0, length, block, device=q.device).view(-1, 1, 1) - back
     seen = (key >= query) & (key <= query + back) & (first + key >= 0)
-    out: Tensor = F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         blocks.flatten(0, 1),
         keys.flatten(0, 1),
         values.flatten(0, 1),
         attn_mask=seen.repeat(batch, 1, 1).unsqueeze(1),
         scale=options.scale,
     )
-    rows = out.transpose(1, 2).flatten(2).unflatten(0, (batch, -1)).flatten(1, 2)
-    held: Tensor = rows[:, :length].flatten(0, 1)
-    return held
+    rows: Tensor = out.transpose(1, 2).flatten(2).unflatten(0, (batch, -1)).flatten(1, 2)
+    return rows[:, :length].flatten(0, 1)
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:

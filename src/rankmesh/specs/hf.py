@@ -96,8 +96,11 @@ def _dialect_of(config: Mapping[str, Any]) -> tuple[str, Dialect]:
     architectures = config.get("architectures") or [dialect.architecture]
     if dialect.architecture not in architectures:
         refuse("architectures", architectures, [dialect.architecture])
+    # Code of its own that only repeats the class we know, as Phi-3's, changes nothing.
+    code = (config.get("auto_map") or {}).get("AutoModelForCausalLM", "")
+    plain = code.rpartition(".")[2] == dialect.architecture
     for key in ("quantization_config", "auto_map"):
-        if config.get(key) is not None:
+        if config.get(key) is not None and not (key == "auto_map" and plain):
             raise CheckpointError(
                 f"config.json: {key} is set; only plain {kind} weights can be read"
             )

@@ -46,13 +46,13 @@ _LLAMA_3: Fields = {
 }
 _LLAMA_31: Fields = {**_LLAMA_3, "max_seq_len": 131072, "rope_scaling": _scaling(8.0)}
 _LLAMA_32: Fields = {**_LLAMA_31, "rope_scaling": _scaling(32.0), "tie_embeddings": True}
-_SMOLLM2: Fields = {
+_SMOLLM: Fields = {
     "family": "llama",
     "vocab_size": 49152,
-    "max_seq_len": 8192,
-    "rope_theta": 100000.0,
+    "max_seq_len": 2048,
     "tie_embeddings": True,
 }
+_SMOLLM2: Fields = {**_SMOLLM, "max_seq_len": 8192, "rope_theta": 100000.0}
 _MISTRAL: Fields = {"family": "mistral", "head_dim": 128, "max_seq_len": 32768}
 _QWEN_25: Fields = {
     "family": "qwen2",
@@ -115,6 +115,9 @@ _PRESETS: Mapping[str, Fields] = {
     "llama-3.1-405b": _sizes(126, 16384, 128, 8, 53248, **_LLAMA_31),
     "llama-3.2-1b": _sizes(16, 2048, 32, 8, 8192, **_LLAMA_32),
     "llama-3.2-3b": _sizes(28, 3072, 24, 8, 8192, **_LLAMA_32),
+    "smollm-135m": _sizes(30, 576, 9, 3, 1536, **_SMOLLM),
+    "smollm-360m": _sizes(32, 960, 15, 5, 2560, **_SMOLLM),
+    "smollm-1.7b": _sizes(24, 2048, 32, 32, 8192, **_SMOLLM),
     "smollm2-135m": _sizes(30, 576, 9, 3, 1536, **_SMOLLM2),
     "smollm2-360m": _sizes(32, 960, 15, 5, 2560, **_SMOLLM2),
     "smollm2-1.7b": _sizes(24, 2048, 32, 32, 8192, **_SMOLLM2 | {"rope_theta": 130000.0}),
