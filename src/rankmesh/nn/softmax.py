@@ -39,8 +39,7 @@ def causal_attention(
     """Causal softmax(q k^T * scale) v; q [N, h, D], k and v [N, g, D] with h a multiple of g -> [N,
     h * D].
     """
-    batch, length = layout.batch, layout.length
-    q4, k4, v4 = (x.unflatten(0, (batch, length)).transpose(1, 2) for x in (q, k, v))
+    q4, k4, v4 = (_by_head(x, layout) for x in (q, k, v))
     if options.dropout and layout.dropout is not None:
         out = _explicit(q4, k4, v4, layout, options)
     else:
@@ -50,7 +49,20 @@ def causal_attention(
         out = F.scaled_dot_product_attention(
             q4, k4, v4, is_causal=True, scale=options.scale, enable_gqa=not q.is_cuda
         )
-    return out.transpose(1, 2).reshape(batch * length, -1)
+    return out.transpose(1, 2).reshape(len(q), -1)
+
+
+def _by_head(x: Tensor, layout: Layout) -> Tensor:
+    """[N, h, D] -> [B, h, T, D].
+
+    On the CPU in memory head after head, which `rotate` has done already: the kernel walks along
+    the rows of a head, and rows that lie a whole token apart crowd the same few sets of the cache.
+    """
+    heads = x.transpose(0, 1)
+    if not x.is_cuda:
+        heads = heads.contiguous()
+    rows: Tensor = heads.unflatten(1, (layout.batch, layout.length))
+    return rows.transpose(0, 1)
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
