@@ -77,23 +77,29 @@ class Rotary:
 
 
 class _Rotate(torch.autograd.Function):
-    """A rotation's gradient is the rotation back: nothing but the phases is kept."""
+    """A rotation's gradient is the rotation back: nothing but the phases is kept.
+
+    The output lies head after head in memory, as attention reads it; the gradient token after
+    token, as the product that made x reads it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.phases = (cos, sin)
-        return _turn(x, cos, sin)
+        tokens, heads, width = x.shape
+        out = torch.empty((heads, tokens, width), dtype=cos.dtype, device=x.device)
+        return _turn(x, cos, sin, out.transpose(0, 1))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.phases
-        return _turn(grads[0], cos, -sin), None, None
+        out = torch.empty(grads[0].shape, dtype=cos.dtype, device=cos.device)
+        return _turn(grads[0], cos, -sin, out), None, None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
     wide = x.to(cos.dtype)
     low, high = wide.chunk(2, dim=-1)
-    out = torch.empty(x.shape, dtype=cos.dtype, device=x.device)
     out_low, out_high = out.chunk(2, dim=-1)
     torch.mul(low, cos, out=out_low).addcmul_(high, sin, value=-1)
     torch.mul(high, cos, out=out_high).addcmul_(low, sin)

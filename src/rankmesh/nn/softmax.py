@@ -56,7 +56,7 @@ def causal_attention(
         k, v = _repeated(k, v, q.shape[1])
     if windowed:
         return _windowed(q, k, v, layout, options)
-    q4, k4, v4 = (x.unflatten(0, (layout.batch, -1)).transpose(1, 2) for x in (q, k, v))
+    q4, k4, v4 = (_by_head(x, layout) for x in (q, k, v))
     if explicit:
         out = _explicit(q4, k4, v4, layout, options)
     else:
@@ -64,8 +64,21 @@ def causal_attention(
         out = F.scaled_dot_product_attention(
             q4, k4, v4, is_causal=True, scale=options.scale, enable_gqa=grouped
         )
-    result: Tensor = out.transpose(1, 2).flatten(0, 1).flatten(1)
+    result: Tensor = out.transpose(1, 2).reshape(layout.batch * layout.length, -1)
     return result
+
+
+def _by_head(x: Tensor, layout: Layout) -> Tensor:
+    """[N, h, D] -> [B, h, T, D].
+
+    On the CPU in memory head after head, which `rotate` has done already: the kernel walks along
+    the rows of a head, and rows that lie a whole token apart crowd the same few sets of the cache.
+    """
+    heads = x.transpose(0, 1)
+    if not x.is_cuda:
+        heads = heads.contiguous()
+    rows: Tensor = heads.unflatten(1, (layout.batch, layout.length))
+    return rows.transpose(0, 1)
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
