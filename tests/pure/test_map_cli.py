@@ -192,6 +192,20 @@ def test_the_page_shows_what_the_command_prints(rankmesh_map):
         assert printed == expected
 
 
+@pytest.mark.parametrize("size", ["16777217", "99999999999999999999"])
+def test_a_world_beyond_reason_is_refused(size):
+    code, out, err = rankmesh_map("--world-size", size, "--rank", "3")
+    assert (code, out, len(err.splitlines())) == (2, "", 1) and "16,777,216" in err
+
+
+def test_a_full_disk_is_one_line():
+    done = subprocess.run(
+        f"{sys.executable} -m rankmesh map --world-size 64 --json > /dev/full",
+        shell=True, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
 def test_the_command_does_not_load_torch():
     script = (
         "import sys; from rankmesh.cli.main import main;"

@@ -237,6 +237,21 @@ def test_used_folder_is_refused(state: str, said: str, tmp_path: Path) -> None:
         RunDir(tmp_path, total_steps=1)
 
 
+def test_a_run_that_made_no_step_does_not_use_its_folder_up(tmp_path: Path) -> None:
+    """A wrong key found at start-up: the corrected run starts in the same folder, as attempt 2."""
+    with RunDir(tmp_path, total_steps=1) as run:
+        run.write_config("first")
+        run.add_launch({}, [])
+        run.set_status("failed", 0, "no CUDA device")
+        MetricsWriter(metrics_path(tmp_path)).close()
+    with RunDir(tmp_path, total_steps=1) as run:
+        assert run.attempt == 2 and run.write_config("second") == "config-2.toml"
+        run.set_status("failed", 0, "again")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds a run that is failed"):
+        RunDir(tmp_path, total_steps=1)
+
+
 def test_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(

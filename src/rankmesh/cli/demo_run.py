@@ -92,7 +92,8 @@ def _compare(config: RunConfig, data: DemoData) -> bool:
     loss: float = evaluated[-1]
     fine = loss <= _GOAL * bigram.loss
     smoothing = f"{bigram.smoothing.kind} {bigram.smoothing.strength:g}"
-    below = f"{100 * (1 - loss / bigram.loss):.1f}% below the bigram model"
+    side = "below" if loss < bigram.loss else "above"
+    below = f"{abs(100 * (1 - loss / bigram.loss)):.1f}% {side} the bigram model"
     print("\n3. validation loss, nats a token, on held-out files")
     print(f"   {'unigram model':<28}{bigram.unigram_loss:.3f}")
     print(f"   {'smoothed bigram model':<28}{bigram.loss:.3f}   ({smoothing})")

@@ -171,8 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rankmesh: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has gone. Python flushes stdout once more at exit: give that
-        # flush somewhere to go.
+    except OSError as error:
+        # The reader (head, less) has gone, or a disk is full. Python flushes stdout once more at
+        # exit: give that flush somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"rankmesh: error: {error}", file=sys.stderr)
         return 1

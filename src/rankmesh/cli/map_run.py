@@ -42,6 +42,8 @@ from rankmesh.topology import (
 FIRST_ROWS = 16
 # Lists of ranks longer than this are cut in the middle.
 LONG_LIST = 8
+# A map lists every rank: beyond this it would only fill the memory.
+MOST_RANKS = 1 << 24
 EXPERT_AXES = ("etp", "ep", "edp")
 EXPERT_GROUPS = (*EXPERT_AXES, "expert_shard", "expert_shard_rep")
 TITLES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "edp": "EDP"}
@@ -49,6 +51,8 @@ TITLES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "edp": "ED
 
 def run(args: argparse.Namespace) -> int:
     """Prints the map; returns 0. Raises PlanError for what does not tile or name a host."""
+    if args.world_size > MOST_RANKS:
+        raise PlanError(f"--world-size {args.world_size}: at most {MOST_RANKS:,} are mapped")
     plan = ParallelPlan.for_world(
         args.world_size,
         tp=args.tp, cp=args.cp, dp=args.dp, pp=args.pp, ep=args.ep, etp=args.etp,

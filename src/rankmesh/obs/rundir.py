@@ -74,7 +74,7 @@ class RunDir:
 
     total_steps: for status.json. again: the folder may have been used, by attempts of the same run;
     what they wrote stays. Raises UserError where another run holds the folder, where it has been
-    used by a run before, or where it cannot be made.
+    used by a run before that finished a step, or where it cannot be made.
     """
 
     def __init__(self, path: Path, total_steps: int, *, again: bool = False) -> None:
@@ -221,8 +221,16 @@ def _locked(path: Path) -> TextIO:
     return lock
 
 
+def _nothing_done(path: Path) -> bool:
+    """Whether the run there ended before its first step, as for a wrong key: it may start anew."""
+    if not (path / "status.json").exists() or (path / "checkpoints").exists():
+        return False
+    metrics = metrics_path(path)
+    return read_status(path)["step"] == 0 and not (metrics.exists() and metrics.stat().st_size)
+
+
 def _refuse_used(path: Path) -> None:
-    if not any((path / name).exists() for name in _TRACES):
+    if not any((path / name).exists() for name in _TRACES) or _nothing_done(path):
         return
     state = read_status(path)["state"] if (path / "status.json").exists() else "running"
     # The lock was free, so a run that calls itself running has died.
