@@ -193,7 +193,7 @@ def test_the_page_shows_what_the_command_prints(rankmesh_map):
 
 
 @pytest.mark.parametrize("size", ["16777217", "99999999999999999999"])
-def test_a_world_beyond_reason_is_refused(size):
+def test_a_world_beyond_reason_is_refused(size, rankmesh_map):
     code, out, err = rankmesh_map("--world-size", size, "--rank", "3")
     assert (code, out, len(err.splitlines())) == (2, "", 1) and "16,777,216" in err
 
