@@ -329,15 +329,15 @@ def train_job(
 
 
 def _record_samples(fed: list[int]) -> None:
-    plain = Loader.step
+    plain = Loader.at
 
-    def step(self: Loader, number: int) -> list[Microbatch]:
-        batches = plain(self, number)
+    def at(self: Loader, consumed: int) -> list[Microbatch]:
+        batches = plain(self, consumed)
         if self.end is None:
             fed.extend(int(n) for batch in batches for n in batch.samples if n >= 0)
         return batches
 
-    Loader.step = step  # type: ignore[method-assign]
+    Loader.at = at  # type: ignore[method-assign]
 
 
 def _delay(what: str, seconds: float) -> None:

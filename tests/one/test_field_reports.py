@@ -103,8 +103,9 @@ def test_rotary_phases_of_a_bf16_model() -> None:
         bf16_chunk(spec).model,
     ):
         assert next(model.parameters()).dtype == torch.bfloat16
-        assert model.rotary is not None
-        phases = model.rotary.phases(layout, torch.bfloat16)
+        rotary = model.layers["0"].rotary
+        assert rotary is not None
+        phases = rotary.phases(layout, torch.bfloat16)
         assert phases[0].dtype == phases[1].dtype == torch.float32
         assert phase_error(phases, 16, 8192) < 1e-6
     x = torch.ones(8192, 2, 16, dtype=torch.bfloat16)

@@ -81,8 +81,8 @@ def attention_output(chunk: Chunk, x: Tensor) -> Tensor:
 
     chunk.model.use(replace(block.parts, row=row))
     layout = nn.Layout.plain(2, 6)
-    assert chunk.model.rotary is not None
-    block.attn(x, chunk.model.rotary.phases(layout, x.dtype), layout)
+    assert block.rotary is not None
+    block.attn(x, block.rotary.phases(layout, x.dtype), layout)
     return seen[0].unflatten(-1, (-1, block.attn.head_dim))
 
 
