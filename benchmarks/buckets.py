@@ -18,7 +18,7 @@ import torch.distributed as dist
 from benchmarks import sides
 from benchmarks.sides import Shape
 from benchmarks.step import ROOT, add_shape, chosen_shape, facts
-from benchmarks.timing import Spread, interleave
+from benchmarks.timing import Spread, calibration, interleave
 from rankmesh.parallel.buffers import lay_out
 from rankmesh.testing.spawn import Pool
 from rankmesh.testing.worker import Worker
@@ -73,7 +73,7 @@ def job(
     }
 
 
-def measure(pool: Pool, shape: Shape, sizes: Sequence[float], rounds: int) -> list[dict[str, Any]]:
+def measure(pool: Pool, shape: Shape, sizes: Sequence[float], rounds: int) -> dict[str, Any]:
     """One row a size; ratios are to the round's mean over all sizes, so that drift cancels."""
     args = {"dp": 2, "shape": shape.to_dict(), "sizes": list(sizes), "rounds": rounds}
     ranks = pool.run("benchmarks.buckets:job", 2, timeout=3600.0, **args)
@@ -81,7 +81,7 @@ def measure(pool: Pool, shape: Shape, sizes: Sequence[float], rounds: int) -> li
     wall = [[max(e) for e in zip(*(r["wall"][i] for r in ranks), strict=True)] for i in rows]
     waits = [[max(e) for e in zip(*(r["waits"][i] for r in ranks), strict=True)] for i in rows]
     means = [sum(turn) / len(sizes) for turn in zip(*wall, strict=True)]
-    return [
+    table = [
         {
             "bucket_mb": sizes[i],
             "seconds": wall[i],
@@ -90,6 +90,7 @@ def measure(pool: Pool, shape: Shape, sizes: Sequence[float], rounds: int) -> li
         }
         for i in rows
     ]
+    return {"sizes": table, "gflops": [rank["gflops"] for rank in ranks]}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,17 +103,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     shape = chosen_shape(args)
     report = facts(shape)
     with Pool(cwd=ROOT) as pool:
-        rows = measure(pool, shape, args.sizes, 3 if args.quick else args.rounds)
+        report |= measure(pool, shape, args.sizes, 3 if args.quick else args.rounds)
     print("bucket MiB   median step   waited for dp   time relative to the mean of the sizes")
-    for row in rows:
+    for row in report["sizes"]:
         seconds, waited = Spread.of(row["seconds"]).median, Spread.of(row["waited_s"]).median
         relative = row["relative"]
         print(
             f"{row['bucket_mb']:10g}   {seconds:9.3f} s   {waited:11.3f} s   "
             f"{relative['median']:.3f} ({relative['low']:.3f} to {relative['high']:.3f})"
         )
+    print("matmul", calibration(report["gflops"]))
     if args.json is not None:
-        args.json.write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from benchmarks import sides
 from benchmarks.sides import Shape
-from benchmarks.timing import Spread, interleave
+from benchmarks.timing import Spread, calibration, interleave
 from rankmesh.testing.spawn import Pool
 from rankmesh.testing.worker import Worker
 
@@ -118,7 +118,6 @@ def measure(pool: Pool, cell: Cell, shape: Shape, pairs: int) -> dict[str, Any]:
 def lines(figures: dict[str, Any]) -> list[str]:
     """What a person reads of one comparison."""
     ours, peer = (Spread.of(figures["seconds"][side]).median for side in ("ours", "peer"))
-    speeds = Spread.of([speed for rank in figures["gflops"] for speed in rank])
     verdict = "met" if figures["met"] else "NOT MET"
     losses = [f"{each[0]:.6f} .. {each[-1]:.6f}" for each in figures["losses"].values()]
     return [
@@ -127,8 +126,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
         f"  peer / ours   {_spread(figures['ratio'])}; goal {figures['goal']}: {verdict}",
         f"  in CPU time   {_spread(figures['cpu_ratio'])}",
         f"  each pair     {' '.join(f'{each:.3f}' for each in figures['ratios'])}",
-        f"  matmul        {speeds.median:.0f} GFLOP/s a thread (range {speeds.low:.0f} to "
-        f"{speeds.high:.0f}) before, between and after",
+        f"  matmul        {calibration(figures['gflops'])}",
         f"  losses        {losses[0]} against {losses[1]}",
     ]
 

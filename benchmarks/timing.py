@@ -76,3 +76,12 @@ class Spread:
     def of(values: Sequence[float]) -> Spread:
         ends = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
         return Spread(median(values), min(values), ends[0], ends[2], max(values))
+
+
+def calibration(per_rank: Sequence[Sequence[float]]) -> str:
+    """How calm the machine was, from the GFLOP/s of every rank."""
+    speeds = Spread.of([speed for rank in per_rank for speed in rank])
+    return (
+        f"{speeds.median:.0f} GFLOP/s a thread (range {speeds.low:.0f} to {speeds.high:.0f}) "
+        "before, between and after"
+    )

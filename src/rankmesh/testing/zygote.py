@@ -43,6 +43,7 @@ def _wait(pids: dict[int, int], timeout: float) -> str | None:
     """None when all ranks ended well, else the reason. Always leaves no child behind."""
     deadline = time.monotonic() + timeout
     reason = None
+    parent = os.getppid()
     while pids:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
@@ -50,7 +51,8 @@ def _wait(pids: dict[int, int], timeout: float) -> str | None:
             if status and reason is None:
                 reason = f"rank {rank} ended with {_ending(status)}"
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
-        elif time.monotonic() > deadline:
+        elif time.monotonic() > deadline or os.getppid() != parent:
+            # Whoever asked may have been killed: then nobody waits for the ranks any more.
             reason = (
                 reason or f"no end within {timeout:g} s: ranks {sorted(pids.values())} still ran"
             )
