@@ -74,7 +74,7 @@ def timed(command: Sequence[str]) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def compare(folder: Path, copies: int, rounds: int) -> None:
+def compare(folder: Path, copies: int, rounds: int, more: bool) -> None:
     """Runs the sides in turn, `rounds` times, and prints medians and ratios within rounds."""
     source, tokenizer = map(str, make_text(folder, copies))
     plain = [sys.executable, "-m", "benchmarks.prepare", "--plain", source, tokenizer]
@@ -84,31 +84,31 @@ def compare(folder: Path, copies: int, rounds: int) -> None:
         "plain loop, one core": [*one_core, *plain, f"{folder}/plain.bin"],
         "prepare --workers 1": [*ours, "--out", f"{folder}/one", "--workers", "1"],
         "prepare --workers 2": [*ours, "--out", f"{folder}/two", "--workers", "2"],
-        "  with encode_batch_fast": [*one_core, *plain, f"{folder}/fast.bin", "--fast"],
-        "  with all cores": ["env", "TOKENIZERS_PARALLELISM=true", *plain, f"{folder}/all.bin"],
     }
+    if more:
+        all_cores = ["env", "TOKENIZERS_PARALLELISM=true"]
+        sides["plain, encode_batch_fast"] = [*one_core, *plain, f"{folder}/fast.bin", "--fast"]
+        sides["plain loop, all cores"] = [*all_cores, *plain, f"{folder}/all.bin"]
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for turn in range(rounds):
         for name in list(sides) if turn % 2 == 0 else reversed(sides):
             taken[name].append(timed(sides[name]))
     expected = (folder / "plain.bin").read_bytes()
-    for name in ("one.bin", "two.bin", "fast.bin", "all.bin"):
-        assert (folder / name).read_bytes() == expected, name
+    for path in folder.glob("*.bin"):
+        assert path.read_bytes() == expected, path
     tokens = len(expected) // 2
     print(
         f"{tokens:,} tokens from {Path(source).stat().st_size:,} bytes of JSON lines, "
         f"{rounds} rounds"
     )
-    print(
-        "side                      tokens/s  x plain loop (each round)  processor time x plain loop"
-    )
+    print("side                        tokens/s  x plain loop (each round)  processor time x loop")
     base = taken["plain loop, one core"]
     for name, runs in taken.items():
         rate = tokens / median(wall for wall, _ in runs)
         walls = [other[0] / one[0] for one, other in zip(runs, base, strict=True)]
         work = median(one[1] / other[1] for one, other in zip(runs, base, strict=True))
         every = " ".join(f"{ratio:.2f}" for ratio in walls)
-        print(f"{name:<22} {rate:>11,.0f}  {median(walls):.2f} ({every})  {work:.2f}")
+        print(f"{name:<24} {rate:>11,.0f}  {median(walls):.2f} ({every})  {work:.2f}")
 
 
 def main() -> None:
@@ -116,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--copies", type=int, default=4, help="of the text, about 10 MB each")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--more", action="store_true", help="two more plain loops")
     parser.add_argument("--fast", action="store_true", help="of --plain")
     parser.add_argument("--plain", nargs=3, metavar=("SOURCE", "TOKENIZER", "OUT"))
     args = parser.parse_args()
@@ -123,7 +124,7 @@ def main() -> None:
         plain_loop(*args.plain, fast=args.fast)
     else:
         with tempfile.TemporaryDirectory() as name:
-            compare(Path(name), args.copies, args.rounds)
+            compare(Path(name), args.copies, args.rounds, args.more)
 
 
 if __name__ == "__main__":
