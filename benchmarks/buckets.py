@@ -19,7 +19,7 @@ from benchmarks import sides
 from benchmarks.sides import Shape
 from benchmarks.step import ROOT, add_shape, chosen_shape, facts
 from benchmarks.timing import Spread, calibration, interleave
-from rankmesh.parallel.buffers import lay_out
+from rankmesh.parallel.buffers import Hold, lay_out
 from rankmesh.testing.spawn import Pool
 from rankmesh.testing.worker import Worker
 from rankmesh.train.run import Run
@@ -29,11 +29,10 @@ SIZES_MB = (1.0, 4.0, 16.0, 32.0, 64.0, 256.0)
 
 def cut(run: Run, bucket_mb: float) -> None:
     """Give the run's gradient buffer buckets of another size."""
-    buffers = run.chunk.buffers
+    buffers = run.buffers
     other = lay_out(
-        list(run.chunk.table),
+        [Hold(run.table[name]) for slot in reversed(buffers.slots) for name in slot.names],
         [slot.names for slot in buffers.slots if len(slot.names) > 1],
-        {slot.names[0]: slot.uses for slot in buffers.slots},
         replace(run.mesh, device=torch.device("meta")),
         dtype=buffers.params.dtype,
         bucket_bytes=int(bucket_mb * 2**20),

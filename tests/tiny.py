@@ -137,6 +137,8 @@ def config(
     *,
     tp: int = 1,
     dp: int = 1,
+    pp: int = 1,
+    parallel: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
     optimizer: dict[str, Any] | None = None,
     bucket_mb: float = 0.01,
@@ -153,7 +155,7 @@ def config(
     }
     base_optimizer = {"name": "sgd", "lr": 0.05, "schedule": "constant", "clip_grad": 0.0}
     return RunConfig(
-        parallel=ParallelConfig(tp=tp, dp=dp, bucket_mb=bucket_mb),
+        parallel=ParallelConfig(tp=tp, dp=dp, pp=pp, bucket_mb=bucket_mb, **(parallel or {})),
         train=TrainConfig(**(base_train | (train or {}))),
         optimizer=OptimizerConfig(**(base_optimizer | (optimizer or {}))),
         log=LogConfig(run_dir=run_dir),

@@ -69,8 +69,8 @@ def fresh_shards(worker: Worker, family: str, tp: int, model: dict[str, Any]) ->
     spec = getattr(tiny, family)(**model)
     run = start_run(worker, spec, tp, 1, train={"dtype": "fp32"})
     found = []
-    for name, entry in run.chunk.buffers.entries.items():
-        held = run.chunk.buffers.param(name)
+    for name, entry in run.buffers.entries.items():
+        held = run.buffers.param(name)
         place = entry.spec.placements.get("tp", Replicate())
         index = repr(entry.spec.slices(run.mesh.axis_ranks()))
         square = float(held.double().square().sum())
@@ -90,7 +90,7 @@ def gathered_norms(
     found = []
     for number, batch in enumerate(batches_of(run, 2), start=1):
         result = train_step(run, number, batch)
-        whole = [gathered(run, name) for name in run.chunk.buffers.entries]
+        whole = [gathered(run, name) for name in run.buffers.entries]
         clipped = math.sqrt(sum(float(grad.square().sum()) for grad in whole))
         factor = min(1.0, clip / (result.grad_norm + 1e-6)) if clip else 1.0
         found.append((result.grad_norm, clipped / factor, clipped))
@@ -99,11 +99,11 @@ def gathered_norms(
 
 def gathered(run: Run, name: str) -> Tensor:
     """A whole gradient: every rank lays its slice down, each element divided by its holders."""
-    entry = run.chunk.buffers.entries[name]
+    entry = run.buffers.entries[name]
     both = torch.zeros(2, *entry.spec.shape, dtype=torch.float64)
     index = (slice(None), *entry.spec.slices(run.mesh.axis_ranks()))
     both[index] = torch.stack(
-        (run.chunk.buffers.grad(name), torch.ones(entry.shape, dtype=torch.float64))
+        (run.buffers.grad(name), torch.ones(entry.shape, dtype=torch.float64))
     )
     if dist.is_initialized():
         dist.all_reduce(both)
@@ -154,7 +154,7 @@ def _on_pair(worker: Worker, pair: list[int], handle: Any, axis: str, seed: int)
             result = train_step(run, number, batch)
             losses.append(result.loss)
             norms.append(result.grad_norm)
-    return [losses, norms, digest(run.chunk.buffers.params)]
+    return [losses, norms, digest(run.buffers.params)]
 
 
 # --- parameters that not everybody uses
@@ -180,7 +180,7 @@ def add_parameters(names: tuple[str, ...]) -> None:
 
 def use_parameter(run: Run, name: str | None) -> None:
     """Let the model add this vector to the residual stream before its last norm; None: no more."""
-    model = run.chunk.model
+    model = run.parallel.chunks[0].model
     plain = model.parts.parameter
 
     def leave(x: Tensor) -> Tensor:
@@ -197,9 +197,9 @@ def sometimes_used(worker: Worker, tp: int, dp: int) -> list[list[float]]:
     for number, batch in enumerate(batches_of(run, 4), start=1):
         use_parameter(run, "second" if number % 2 == 0 else None)
         train_step(run, number, batch)
-        grads = [run.chunk.buffers.grad(name) for name in ("never", "second")]
+        grads = [run.buffers.grad(name) for name in ("never", "second")]
         found.append([float(grad.abs().max()) for grad in grads])
-    assert torch.equal(run.chunk.buffers.param("never"), torch.ones(24, dtype=torch.float64))
+    assert torch.equal(run.buffers.param("never"), torch.ones(24, dtype=torch.float64))
     return found
 
 
@@ -211,16 +211,16 @@ def branches(worker: Worker) -> dict[str, Any]:
     add_parameters(names)
     run = start_run(worker, tiny.llama(), 1, 2, bucket_mb=0.0001)
     use_parameter(run, names[worker.rank])
-    buffers = run.chunk.buffers
+    buffers = run.buffers
     (batch,) = batches_of(run, 1)
     inputs = [stage_input(one, run.mesh, dropout=None) for one in batch]
-    buffers.begin_step()
-    execute(run.actions, run.chunk, inputs, run.loss, reduce=False)
+    buffers.begin_step(0)
+    execute(run.actions, run.parallel, run.hops, inputs, run.loss)
     buffers.settle()
     alone = buffers.grads.clone()
     dist.all_reduce(alone)
-    buffers.begin_step()
-    execute(run.actions, run.chunk, inputs, run.loss)
+    buffers.begin_step(len(inputs))
+    execute(run.actions, run.parallel, run.hops, inputs, run.loss)
     buffers.finish()
     worst = float((buffers.grads - alone).abs().max())
     sizes = [float(buffers.grad(name).abs().max()) for name in names]
@@ -241,7 +241,7 @@ def forced_loss(worker: Worker, means: list[list[float]], counts: list[list[int]
     def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
         return hidden.sum() * 0.0 + next(left) * int((labels != IGNORED).sum())
 
-    run.chunk.model.use(replace(run.chunk.model.parts, head_loss=head_loss))
+    run.parallel.chunks[0].model.use(replace(run.parallel.chunks[0].model.parts, head_loss=head_loss))
     batch = []
     for number, count in enumerate(counts[worker.rank]):
         labels = torch.full((1, 8), IGNORED)
@@ -263,34 +263,34 @@ def poisoned(worker: Worker, tp: int, dp: int, fault: str, rank: int, name: str)
     train_step(run, 2, second)
     if worker.rank == rank or fault == "overflow":
         FAULTS[fault](run, name)
-    before = run.chunk.buffers.params.clone()
+    before = run.buffers.params.clone()
     said = ""
     try:
         train_step(run, 3, third)
     except StepError as error:
         said = str(error)
-    now = run.chunk.buffers.params
+    now = run.buffers.params
     untouched = torch.equal(now.nan_to_num(7.0), before.nan_to_num(7.0))
     return {"said": said, "untouched": untouched, "finite": bool(torch.isfinite(now).all())}
 
 
 def _bad_weight(run: Run, name: str) -> None:
-    run.chunk.buffers.param(name).view(-1)[0] = math.nan
+    run.buffers.param(name).view(-1)[0] = math.nan
 
 
 def _bad_value(run: Run, name: str) -> None:
     """Finite weights whose product is not."""
-    run.chunk.buffers.param(name).fill_(3e38)
+    run.buffers.param(name).fill_(3e38)
 
 
 def _bad_gradient(run: Run, name: str, value: float = math.nan, times: int = 1 << 30) -> None:
-    slot = next(slot for slot in run.chunk.buffers.slots if name in slot.names)
+    slot = next(slot for slot in run.buffers.slots if name in slot.names)
     plain = slot._deposited
     left = iter(range(times))
 
     def deposited() -> None:
         if next(left, None) is not None:
-            run.chunk.buffers.grad(name).view(-1)[0] = value
+            run.buffers.grad(name).view(-1)[0] = value
         plain()
 
     slot._deposited = deposited  # type: ignore[method-assign]

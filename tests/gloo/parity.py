@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rankmesh import models
+from rankmesh.config.resolve import parallel_plan
 from rankmesh.specs.placement import kv_replicas, param_table
 from rankmesh.testing.oracle import Recipe, Trace, load_values, run_oracle
 from rankmesh.testing.worker import Worker
@@ -41,8 +42,10 @@ def case(
     worker: Worker,
     *,
     family: str,
-    tp: int,
-    dp: int,
+    tp: int = 1,
+    dp: int = 1,
+    pp: int = 1,
+    parallel: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
     optimizer: dict[str, Any] | None = None,
@@ -57,12 +60,17 @@ def case(
     differences.
 
     skew: factor on the oracle's learning rate; anything but 1 must fail. rates: the learning rates
-    of the steps, worked out by hand, where the schedule is not constant.
+    of the steps, worked out by hand, where the schedule is not constant. parallel: further keys of
+    that section.
     """
     spec = getattr(tiny, family)(**(model or {}))
-    config = tiny.config(tp=tp, dp=dp, train=train, optimizer=optimizer)
-    plan = ParallelPlan(tp=tp, dp=dp)
-    mesh = worker.mesh(plan, kv_replicas=kv_replicas(spec, plan))
+    config = tiny.config(
+        tp=tp, dp=dp, pp=pp, parallel=parallel, train=train, optimizer=optimizer
+    )
+    plan = parallel_plan(config.parallel, worker.world_size)
+    mesh = worker.mesh(
+        plan, kv_replicas=kv_replicas(spec, plan), tied_embeddings=spec.tie_embeddings
+    )
     run = assemble(config, spec, mesh, fresh_values(config.train.seed))
     batches = tiny.batches(
         steps=config.train.steps,
@@ -124,26 +132,26 @@ class Comparison:
 
     def starts(self, start: dict[str, Tensor]) -> None:
         """Before any step the mesh holds the oracle's values, bit for bit."""
-        for name in self.run.chunk.buffers.entries:
-            ours, theirs = self.run.chunk.buffers.param(name), self._slice(name, start[name])
+        for name in self.run.buffers.entries:
+            ours, theirs = self.run.buffers.param(name), self._slice(name, start[name])
             assert torch.equal(ours, theirs.to(ours.dtype)), f"{name} starts from other values"
 
     def gradients(self, expected: Trace) -> None:
         clip = self.run.config.optimizer.clip_grad
         factor = min(1.0, clip / (expected.norms[0] + 1e-6)) if clip else 1.0
-        for name in self.run.chunk.buffers.entries:
+        for name in self.run.buffers.entries:
             reference = expected.grads[name] * factor
             zero = name.endswith(ZERO_IN_EXACT_ARITHMETIC) and self.run.spec.positions == "learned"
             assert zero or bool(reference.any()), f"the reference gradient of {name} is all zero"
             scale = max(expected.norms[0] * factor, 1.0) if zero else float(reference.abs().max())
-            self._tensor("gradient", name, self.run.chunk.buffers.grad(name), reference, scale)
+            self._tensor("gradient", name, self.run.buffers.grad(name), reference, scale)
 
     def weights(self, expected: Trace, start: dict[str, Tensor]) -> None:
-        for name in self.run.chunk.buffers.entries:
+        for name in self.run.buffers.entries:
             reference = expected.weights[name]
             zero = name.endswith(ZERO_IN_EXACT_ARITHMETIC) and self.run.spec.positions == "learned"
             scale = 1.0 if zero else float(reference.abs().max())
-            self._tensor("weight", name, self.run.chunk.buffers.param(name), reference, scale)
+            self._tensor("weight", name, self.run.buffers.param(name), reference, scale)
             moved = float((reference - start[name]).abs().max())
             assert zero or moved > 100 * (self.rtol * scale + self.atol), (
                 f"{name} hardly moved: {moved}"
@@ -165,7 +173,7 @@ class Comparison:
         self._note(what, difference / (scale or 1.0))
 
     def _slice(self, name: str, whole: Tensor) -> Tensor:
-        entry = self.run.chunk.buffers.entries[name]
+        entry = self.run.buffers.entries[name]
         return whole[entry.spec.slices(self.run.mesh.axis_ranks())]
 
     def _note(self, what: str, value: float) -> None:

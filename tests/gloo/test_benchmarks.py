@@ -33,10 +33,10 @@ def cuts(worker: Worker) -> list[Any]:
     small, large = 0.004, 1.0
     made = sides.our_run(worker, TINY, 1, worker.world_size, small)
     recut = sides.our_run(worker, TINY, 1, worker.world_size, large)
-    before = len(recut.chunk.buffers.buckets)
+    before = len(recut.buffers.buckets)
     buckets.cut(recut, small)
-    pairs = [[(b.start, b.stop) for b in r.chunk.buffers.buckets] for r in (made, recut)]
-    places = [[s.bucket.start for s in r.chunk.buffers.slots] for r in (made, recut)]
+    pairs = [[(b.start, b.stop) for b in r.buffers.buckets] for r in (made, recut)]
+    places = [[s.bucket.start for s in r.buffers.slots] for r in (made, recut)]
     return [before, pairs, places]
 
 

@@ -36,11 +36,11 @@ if os.environ.get("RANK") == "1":
 
     def arm(run, place):
         if place == "forward":
-            run.chunk.model.norm.register_forward_pre_hook(strike)
+            run.parallel.chunks[0].model.norm.register_forward_pre_hook(strike)
         elif place == "backward":
-            run.chunk.buffers.slots[1]._deposited = strike
+            run.buffers.slots[1]._deposited = strike
         elif place == "gradient":
-            slot = run.chunk.buffers.slots[1]
+            slot = run.buffers.slots[1]
             plain = slot._deposited
             def deposited():
                 slot.grad.view(-1)[0] = float("nan")

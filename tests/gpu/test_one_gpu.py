@@ -44,6 +44,6 @@ def test_a_step_on_one_gpu_equals_the_oracle(family: str) -> None:
         result = train_step(run, number, tiny.microbatches(batch, run.batch, 0))
         assert result.loss == pytest.approx(expected.losses[number - 1], rel=1e-9)
         assert result.grad_norm == pytest.approx(expected.norms[number - 1], rel=1e-9)
-    for name in run.chunk.buffers.entries:
-        ours = run.chunk.buffers.param(name).cpu()
+    for name in run.buffers.entries:
+        ours = run.buffers.param(name).cpu()
         torch.testing.assert_close(ours, expected.weights[name], rtol=1e-8, atol=1e-9)

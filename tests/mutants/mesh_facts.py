@@ -115,8 +115,8 @@ def not_finite(worker: Worker) -> None:
     """A NaN that only rank 1 has stops all ranks, names rank 1 and leaves the weights alone."""
     run = _assembled(worker, tiny.llama(), tp=1, dp=worker.world_size)
     if worker.rank == 1:
-        run.chunk.buffers.param("norm.weight")[0] = math.nan
-    before = run.chunk.buffers.params.clone()
+        run.buffers.param("norm.weight")[0] = math.nan
+    before = run.buffers.params.clone()
     batch = tiny.batches(steps=1, global_batch=7, seq_len=11, vocab=61)[0]
     said = ""
     try:
@@ -125,7 +125,7 @@ def not_finite(worker: Worker) -> None:
         said = str(error)
     assert said, "not finite: the step went through"
     assert said.startswith("step 1: ") and "first on rank 1;" in said, f"not finite: {said}"
-    same = torch.equal(before.nan_to_num(), run.chunk.buffers.params.nan_to_num())
+    same = torch.equal(before.nan_to_num(), run.buffers.params.nan_to_num())
     assert same, "not finite: the weights moved"
 
 

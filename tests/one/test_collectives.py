@@ -45,7 +45,7 @@ def expected_model(spec: ModelSpec, tp: int) -> tuple[list[Any], list[Any]]:
 
 def partial_elements(run: Any, axis: str) -> int:
     """Elements of this rank whose gradients are summed over `axis` once a step."""
-    entries = run.chunk.buffers.entries.values()
+    entries = run.buffers.entries.values()
     return sum(entry.stop - entry.start for entry in entries if axis in entry.spec.grad_sum)
 
 
@@ -67,7 +67,7 @@ def test_a_step_issues_just_what_theory_allows(family: str, tp: int, dp: int) ->
         # In the last backward the buckets go out between the layers; apart from them the order is
         # the same.
         buckets = [e for e in rest if e[1] == "dp_cp"]
-        assert len(buckets) == (len(run.chunk.buffers.buckets) if dp > 1 else 0)
+        assert len(buckets) == (len(run.buffers.buckets) if dp > 1 else 0)
         tail = [("all_reduce", "world", 24)] if tp * dp > 1 else []
         if tp > spec.num_kv_heads:
             tail = [("all_reduce", "tp_rep", partial_elements(run, "tp_rep") * 8), *tail]
@@ -78,14 +78,14 @@ def test_a_step_issues_just_what_theory_allows(family: str, tp: int, dp: int) ->
         assert [e for e in rest if e[1] != "dp_cp"] == backward + tail
         if dp > 1:
             assert sum(e[2] for e in buckets) >= 8 * sum(
-                entry.stop - entry.start for entry in run.chunk.buffers.entries.values()
+                entry.stop - entry.start for entry in run.buffers.entries.values()
             )
 
 
 def test_buckets_go_out_while_backward_goes_on() -> None:
     """With two or more buckets the first is reduced before the last layer's backward all-reduce."""
     events, run = record(tiny.llama(), 2, 2, 0)
-    assert len(run.chunk.buffers.buckets) > 2
+    assert len(run.buffers.buckets) > 2
     axes = [e.axis for e in events if e.phase in ("backward", "gradients")]
     first = axes.index("dp_cp")
     assert "tp" in axes[first:]
@@ -95,7 +95,7 @@ def test_only_the_last_microbatch_reduces() -> None:
     events, run = record(tiny.llama(), 1, 2, 0)
     assert run.batch.num_microbatches == 2
     reductions = [e for e in events if e.phase == "gradients"]
-    assert len(reductions) == len(run.chunk.buffers.buckets)
+    assert len(reductions) == len(run.buffers.buckets)
 
 
 def test_wire_bytes_follow_the_ring() -> None:
@@ -117,8 +117,8 @@ def test_an_empty_batch_stops_after_the_count() -> None:
     mesh = fake_mesh(plan, 0)
     run = assemble(tiny.config(tp=2, dp=2), spec, mesh, fresh_values(0))
     batch = tiny.batches(steps=2, global_batch=7, seq_len=T, vocab=61, mask="all")[1]
-    before = run.chunk.buffers.params.clone()
+    before = run.buffers.params.clone()
     result = train_step(run, 1, tiny.microbatches(batch, run.batch, 0))
     assert (result.loss, result.grad_norm, result.valid) == (0.0, 0.0, 0)
     assert [e.phase for e in mesh.seam.ledger.events] == ["count"]
-    assert before.equal(run.chunk.buffers.params)
+    assert before.equal(run.buffers.params)

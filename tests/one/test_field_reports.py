@@ -15,14 +15,14 @@ from rankmesh.comm.mesh import Mesh, fake_mesh, single_mesh
 from rankmesh.data.loader import Microbatch
 from rankmesh.errors import StepError
 from rankmesh.nn.rotary import rotate
-from rankmesh.parallel.apply import Chunk, parallelize
+from rankmesh.parallel.apply import Chunk, Parallel, parallelize
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import parts
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.train.run import Run, assemble, fresh_values
 from rankmesh.train.step import train_step
 from tests import tiny
-from tests.one.test_linear import chunk_of
+from tests.one.test_linear import parallel_of
 
 KINDS = {"norm": "decay_norms", "bias": "decay_biases", "embedding": "decay_embeddings"}
 FAMILIES = {
@@ -56,7 +56,7 @@ def test_decay_meets_matrices_alone(family: str, tp: int, asked: str) -> None:
     optimizer = {"name": "adamw", "lr": 0.1, "weight_decay": 0.5}
     optimizer |= {KINDS[asked]: True} if asked else {}
     run = run_of(spec, fake_mesh(ParallelPlan(tp=tp), tp - 1), tp=tp, optimizer=optimizer)
-    buffers = run.chunk.buffers
+    buffers = run.buffers
     buffers.params.add_(0.25)  # biases start at zero, which no factor moves
     before = buffers.params.clone()
     run.optimizer.step(0.1)
@@ -78,10 +78,10 @@ def phase_error(phases: tuple[Tensor, Tensor], head_dim: int, length: int) -> fl
     return max(float((ours.double() - theirs).abs().max()) for ours, theirs in pairs)
 
 
-def bf16_chunk(spec: ModelSpec) -> Chunk:
+def bf16_parallel(spec: ModelSpec) -> Parallel:
     return parallelize(
-        models.build(spec),
-        run_of(spec).chunk.table,
+        [Chunk(0, models.build(spec))],
+        run_of(spec).table,
         single_mesh(),
         fresh_values(0),
         dtype=torch.bfloat16,
@@ -100,7 +100,7 @@ def test_rotary_phases_of_a_bf16_model() -> None:
     for model in (
         models.build(spec, device="cpu", dtype=torch.bfloat16),
         cast.to("cpu", torch.bfloat16),
-        bf16_chunk(spec).model,
+        bf16_parallel(spec).chunks[0].model,
     ):
         assert next(model.parameters()).dtype == torch.bfloat16
         rotary = model.layers["0"].rotary
@@ -116,11 +116,11 @@ def test_rotary_phases_of_a_bf16_model() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_constant_is_cast(family: str) -> None:
     """Field report N05: a model has no buffer that a cast could reach; gradients stay fp32."""
-    chunk = bf16_chunk(FAMILIES[family]())
-    assert list(chunk.model.buffers()) == []
-    assert chunk.buffers.params.dtype == torch.bfloat16
-    assert chunk.buffers.grads.dtype == torch.float32
-    assert chunk_of(tiny.llama(), single_mesh()).buffers.grads.dtype == torch.float64
+    parallel = bf16_parallel(FAMILIES[family]())
+    assert list(parallel.chunks[0].model.buffers()) == []
+    assert parallel.buffers.params.dtype == torch.bfloat16
+    assert parallel.buffers.grads.dtype == torch.float32
+    assert parallel_of(tiny.llama(), single_mesh()).buffers.grads.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_what_is_not_finite_is_named(
     """Field report L15, on one rank: the cause before its consequence, and no update."""
     run = run_of(tiny.llama(), train={"dtype": "fp32"})
     (batch,) = batches_of(run, 1)
-    buffers = run.chunk.buffers
+    buffers = run.buffers
     if spoil == "weight":
         buffers.param("layers.0.attn.q.weight")[0, 0] = math.inf
     elif spoil == "loss":

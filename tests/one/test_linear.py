@@ -12,7 +12,7 @@ from torch import Tensor
 from rankmesh import models, nn
 from rankmesh.comm.mesh import Mesh, fake_mesh
 from rankmesh.comm.seam import FakeTransport, Group, Ledger, Seam
-from rankmesh.parallel.apply import Chunk, parallelize
+from rankmesh.parallel.apply import Chunk, Parallel, parallelize
 from rankmesh.parallel.buffers import Slot
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import param_table
@@ -22,10 +22,10 @@ from rankmesh.train.run import fresh_values
 from tests import tiny
 
 
-def chunk_of(spec: ModelSpec, mesh: Mesh) -> Chunk:
+def parallel_of(spec: ModelSpec, mesh: Mesh) -> Parallel:
     """A fresh fp64 model, split over the mesh."""
     return parallelize(
-        models.build(spec),
+        [Chunk(0, models.build(spec))],
         param_table(spec, mesh.plan),
         mesh,
         fresh_values(7),
@@ -54,8 +54,8 @@ def test_a_row_bias_arrives_once(tp: int) -> None:
     bias = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
     def rank_main(seam: Seam, group: Group) -> None:
-        chunk = chunk_of(spec, thread_mesh(seam, group))
-        block = chunk.model.layers["1"]
+        parallel = parallel_of(spec, thread_mesh(seam, group))
+        block = parallel.chunks[0].model.layers["1"]
         for path, linear in (("attn.o", block.attn.o), ("mlp.down", block.mlp.down)):
             with torch.no_grad():
                 linear.weight.zero_()
@@ -65,33 +65,33 @@ def test_a_row_bias_arrives_once(tp: int) -> None:
             assert torch.equal(out, bias.expand(5, 3))
             grad = random(5, 3)
             out.backward(grad)
-            held = chunk.buffers.grad(f"layers.1.{path}.bias")
+            held = parallel.buffers.grad(f"layers.1.{path}.bias")
             torch.testing.assert_close(held, grad.sum(0), rtol=1e-12, atol=0.0)
 
     run_together(tp, rank_main)
 
 
-def attention_output(chunk: Chunk, x: Tensor) -> Tensor:
+def attention_output(parallel: Parallel, x: Tensor) -> Tensor:
     """What each query head of layer 0 hands to the output projection: [N, local heads, D]."""
-    block, seen = chunk.model.layers["0"], []
+    block, seen = parallel.chunks[0].model.layers["0"], []
 
     def row(y: Tensor, linear: nn.Linear) -> Tensor:
         seen.append(y.detach().clone())
         return y.new_zeros(len(y), linear.weight.shape[0])
 
-    chunk.model.use(replace(block.parts, row=row))
+    parallel.chunks[0].model.use(replace(block.parts, row=row))
     layout = nn.Layout.plain(2, 6)
     assert block.rotary is not None
     block.attn(x, block.rotary.phases(layout, x.dtype), layout)
     return seen[0].unflatten(-1, (-1, block.attn.head_dim))
 
 
-def zero_kv_head(chunk: Chunk, name: str, head: int, head_dim: int, mesh: Mesh) -> None:
+def zero_kv_head(parallel: Parallel, name: str, head: int, head_dim: int, mesh: Mesh) -> None:
     """Zero the rows of one global KV head, on the ranks that hold it."""
-    held = chunk.table[name].slices(mesh.axis_ranks())[0]
+    held = parallel.buffers.entries[name].spec.slices(mesh.axis_ranks())[0]
     first = head * head_dim - held.start
     if 0 <= first < held.stop - held.start:
-        chunk.buffers.param(name)[first : first + head_dim].zero_()
+        parallel.buffers.param(name)[first : first + head_dim].zero_()
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -105,14 +105,14 @@ def test_each_query_head_reads_its_own_kv_head(tp: int) -> None:
 
     def rank_main(seam: Seam, group: Group) -> list[int]:
         mesh = thread_mesh(seam, group)
-        chunk = chunk_of(spec, mesh)
-        keys = chunk.buffers.param("layers.0.attn.k.weight")
+        parallel = parallel_of(spec, mesh)
+        keys = parallel.buffers.param("layers.0.attn.k.weight")
         assert keys.shape[0] == max(4 // tp, 1) * spec.head_dim
-        before = attention_output(chunk, x)
+        before = attention_output(parallel, x)
         for leaf in ("k", "v"):
-            zero_kv_head(chunk, f"layers.0.attn.{leaf}.weight", 3, spec.head_dim, mesh)
-        moved = (attention_output(chunk, x) - before).abs().amax(dim=(0, 2)) > 0
-        first = chunk.model.layers["0"].attn.options.first_head
+            zero_kv_head(parallel, f"layers.0.attn.{leaf}.weight", 3, spec.head_dim, mesh)
+        moved = (attention_output(parallel, x) - before).abs().amax(dim=(0, 2)) > 0
+        first = parallel.chunks[0].model.layers["0"].attn.options.first_head
         return [first + place for place in moved.nonzero().flatten().tolist()]
 
     changed = [head for heads in run_together(tp, rank_main) for head in heads]
@@ -142,7 +142,7 @@ def test_the_weight_gradient_runs_under_the_input_gradients_sum(
     notes: list[str] = []
     plan = ParallelPlan(tp=2)
     mesh = replace(fake_mesh(plan, 0), seam=Seam(Noting(notes), Ledger()))
-    chunk = chunk_of(tiny.llama(), mesh)
+    parallel = parallel_of(tiny.llama(), mesh)
     plain = Slot.add_product
 
     def add_product(self: Slot, grad_out: Tensor, x: Tensor) -> None:
@@ -150,7 +150,7 @@ def test_the_weight_gradient_runs_under_the_input_gradients_sum(
         plain(self, grad_out, x)
 
     monkeypatch.setattr(Slot, "add_product", add_product)
-    attn = chunk.model.layers["0"].attn
+    attn = parallel.chunks[0].model.layers["0"].attn
     x = random(4, 24).requires_grad_()
     q, k, v = attn.parts.column(x, (attn.q, attn.k, attn.v))
     (q.sum() + k.sum() + v.sum()).backward()

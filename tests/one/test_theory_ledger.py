@@ -10,7 +10,9 @@ import torch
 
 from rankmesh.comm.mesh import fake_mesh
 from rankmesh.config import load_config
+from rankmesh.config.schema import RunConfig
 from rankmesh.data.loader import Microbatch
+from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import kv_replicas
 from rankmesh.specs.presets import preset
 from rankmesh.theory.comm import Bucket, StepShape, step_collectives
@@ -36,14 +38,27 @@ CASES: list[tuple[str, int, int, int, float, dict[str, Any]]] = [
 ]
 
 
+PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama-tiny", {"pp": 2, "tp": 2, "dp": 2}, {"num_layers": 3}),
+    ("gpt2-tiny", {"pp": 3, "dp": 2}, {"num_layers": 5}),
+    ("qwen3-tiny", {"pp": 2, "tp": 4, "schedule": "gpipe"}, {}),
+    ("gemma2-tiny", {"pp": 2, "dp": 2, "num_chunks": 2, "schedule": "interleaved"}, {}),
+    ("gpt2-tiny", {"pp": 1, "tp": 2, "num_chunks": 2, "schedule": "interleaved"}, {}),
+    ("gpt2-tiny", {"pp": 2, "tp": 2, "schedule": "zb-h1"}, {}),
+    ("olmo2-tiny", {"pp": 2, "dp": 2, "schedule": "zb-h2"}, {"tie_embeddings": True}),
+    ("gpt2-tiny", {"pp": 2, "dp": 2, "num_chunks": 2, "schedule": "zb-v"}, {"num_layers": 4}),
+    ("llama-tiny", {"pp": 2, "tp": 2, "layout": (2, 0)}, {}),
+]
+
+
 def buckets_of(run: Run) -> tuple[Bucket, ...]:
-    slots = run.chunk.buffers.slots
+    slots = run.buffers.slots
     return tuple(
         Bucket(
             bucket.stop - bucket.start,
             tuple(n for s in slots if s.bucket is bucket for n in s.names),
         )
-        for bucket in run.chunk.buffers.buckets
+        for bucket in run.buffers.buckets
     )
 
 
@@ -68,8 +83,44 @@ def test_the_ledger_of_a_step_is_the_list_of_theory(
             f"parallel.bucket_mb={bucket_mb}",
         ],
     )
-    mesh = fake_mesh(plan, 0, kv_replicas=kv_replicas(spec, plan))
+    recorded, expected = both_accounts(config, spec, plan, 0, microbatches)
+    assert len(recorded) > 0 and recorded == expected
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+@pytest.mark.parametrize(("name", "fields", "changes"), PIPELINES)
+def test_the_ledger_of_a_pipeline(
+    name: str, fields: dict[str, Any], changes: dict[str, Any], microbatches: int
+) -> None:
+    """On every pipeline rank. Receives start early, so their order is compared apart."""
+    spec, plan = preset(name, **changes), ParallelPlan(**fields)
+    config = load_config(
+        None,
+        [
+            f"train.global_batch_size={plan.dp * microbatches * ROWS}",
+            f"train.microbatch_size={ROWS}",
+            "parallel.bucket_mb=0.03",
+        ],
+    )
+    for pp_rank in range(plan.pp):
+        recorded, expected = both_accounts(config, spec, plan, pp_rank, microbatches)
+        for receive in (True, False):
+            ours, theirs = (
+                [event for event in events if (event[0] == "receive") == receive]
+                for events in (recorded, expected)
+            )
+            assert ours == theirs
+        assert len(recorded) > 2
+
+
+def both_accounts(
+    config: RunConfig, spec: ModelSpec, plan: ParallelPlan, pp_rank: int, microbatches: int
+) -> tuple[list[Any], list[Any]]:
+    """What the first rank of a pipeline rank records in a step, and what theory expects of it."""
+    rank = pp_rank * plan.tp * plan.dp
+    mesh = fake_mesh(plan, rank, kv_replicas=kv_replicas(spec, plan))
     run = assemble(config, spec, mesh, fresh_values(0))
+    run.hops.checked = False
     tokens = torch.randint(0, spec.vocab_size, (ROWS, LENGTH))
     train_step(run, 1, [Microbatch(tokens, tokens.roll(-1, 1), torch.arange(ROWS))] * microbatches)
     shape = StepShape(
@@ -77,8 +128,8 @@ def test_the_ledger_of_a_step_is_the_list_of_theory(
         microbatches=microbatches,
         dtype_bytes=4,
         buckets=buckets_of(run),
-        label_smoothing=bool(smoothing),
+        label_smoothing=bool(config.train.label_smoothing),
     )
     recorded = [dataclasses.astuple(event) for event in mesh.seam.ledger.events]
-    expected = [dataclasses.astuple(one) for one in step_collectives(spec, plan, shape)]
-    assert len(recorded) > 0 and recorded == expected
+    expected = step_collectives(spec, plan, shape, pp_rank=pp_rank)
+    return recorded, [dataclasses.astuple(one) for one in expected]

@@ -103,7 +103,7 @@ def forced(run: Run, means: Sequence[float]) -> None:
     def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
         return hidden.sum() * 0.0 + next(left) * int((labels != IGNORED).sum())
 
-    run.chunk.model.use(replace(run.chunk.model.parts, head_loss=head_loss))
+    run.parallel.chunks[0].model.use(replace(run.parallel.chunks[0].model.parts, head_loss=head_loss))
 
 
 def rows_with(counts: Sequence[int]) -> list[Microbatch]:
@@ -152,8 +152,8 @@ def test_when_it_evaluates_and_saves(config: Path) -> None:
     names = ["step-00000002", "step-00000004", "step-00000006"]
     assert sorted(path.name for path in folder.iterdir()) == names
     saved = open_weights(result.checkpoint)
-    whole = tuple(slice(0, n) for n in run.chunk.table["embed.weight"].shape)
-    assert torch.equal(saved.slice("embed.weight", whole), run.chunk.buffers.param("embed.weight"))
+    whole = tuple(slice(0, n) for n in run.table["embed.weight"].shape)
+    assert torch.equal(saved.slice("embed.weight", whole), run.buffers.param("embed.weight"))
 
 
 def test_a_run_of_no_steps_still_evaluates_and_saves(config: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_deleted_run_frees_its_memory(config: Path, frozen: None) -> None:
     before = None
     for number in range(4):
         _, _, run = train(config, ["train.steps=2", f"log.run_dir={config.parent / str(number)}"])
-        buffers = weakref.ref(run.chunk.buffers)
+        buffers = weakref.ref(run.buffers)
         del run
         left = tensors()
         assert buffers() is None

@@ -277,9 +277,6 @@ def test_every_tp_rank_gets_whole_heads(tp, num_kv_heads, group):
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"pp": 2}, "pp 2 (allowed: 1)"),
-        ({"num_chunks": 2, "schedule": "interleaved"}, "num_chunks 2"),
-        ({"schedule": "gpipe"}, "schedule gpipe (allowed: 1f1b)"),
         ({"cp": 2}, "cp 2"),
         ({"dp": 2, "ep": 2}, "ep 2"),
         ({"dp": 2, "etp": 2}, "etp 2"),
@@ -293,6 +290,26 @@ def test_what_this_release_cannot_run(fields, word):
 
 
 def test_what_this_release_runs():
-    check_release(ParallelPlan(tp=4, dp=6, order=("dp", "tp", "cp", "pp")))
-    line = refusal(check_release, ParallelPlan(pp=2, cp=2))
-    assert "pp 2" in line and "cp 2" in line
+    check_release(ParallelPlan(tp=4, dp=6, pp=3, order=("dp", "tp", "cp", "pp")))
+    check_release(ParallelPlan(pp=2, num_chunks=3, schedule="interleaved", layout=(0, 1, 1, 1, 1, 0)))
+    line = refusal(check_release, ParallelPlan(ep=2, dp=2, cp=2))
+    assert "ep 2" in line and "cp 2" in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"pp": 2, "layout": (1, 2, 3)}, "layout [1, 2, 3] has 3 stages; needed are pp 2"),
+        ({"pp": 3, "layout": (1, 0, 3)}, "stage 1 has 0 layers; allowed: a whole number of at"),
+        ({"pp": 2, "layout": (1, -1)}, "stage 1 has -1 layers"),
+    ],
+)
+def test_layouts_that_make_no_stages(fields, words):
+    with pytest.raises(PlanError, match=re.escape(words)):
+        ParallelPlan(**fields)
+
+
+def test_a_layout_places_every_layer():
+    """Field report P01."""
+    line = refusal(check_model, ParallelPlan(pp=2, layout=(3, 4)), **MODEL)
+    assert "layout [3, 4] places 7 layers, the model has" in line

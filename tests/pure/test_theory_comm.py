@@ -34,7 +34,7 @@ def shape(**given: object) -> StepShape:
 
 def short(collectives: tuple[Collective, ...]) -> list[str]:
     ops = {"all_reduce": "AR", "all_gather": "AG"}
-    return [f"{ops[one.op]} {one.axis} {one.phase} {one.payload_bytes}" for one in collectives]
+    return [f"{ops.get(one.op, one.op)} {one.axis} {one.phase} {one.payload_bytes}" for one in collectives]
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,12 @@ def test_partial_gradients_are_those_of_the_table(spec: ModelSpec) -> None:
         for size in sizes:
             elements *= size
         total += elements
-    assert kv_elements(spec) == total > 0
+    assert spec.num_layers * kv_elements(spec) == total > 0
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        ParallelPlan(pp=2),
         ParallelPlan(cp=2),
         ParallelPlan(ep=2, dp=2),
         ParallelPlan(zero=1),
@@ -161,6 +160,35 @@ def test_partial_gradients_are_those_of_the_table(spec: ModelSpec) -> None:
 def test_other_plans_are_refused(plan: ParallelPlan) -> None:
     with pytest.raises(PlanError, match="expected collectives cover"):
         step_collectives(LLAMA, plan, shape())
+
+
+def test_pipeline_step_by_hand() -> None:
+    """The second of two stages, tied: messages, its own layer, and the table's sum last."""
+    x = 10 * H * 4
+    spec = preset("llama-tiny", tie_embeddings=True)
+    buckets = (Bucket(100, ("norm.weight",)), Bucket(7, ("embed.weight",)))
+    plan = ParallelPlan(pp=2, tp=2, dp=2)
+    found = step_collectives(spec, plan, shape(buckets=buckets, microbatches=2), pp_rank=1)
+    pass_ = [
+        f"receive pp forward {x}",
+        *[f"AR tp forward {x}"] * 2,
+        f"AG tp forward {2 * 10 * 2 * 4}",
+        f"AR tp backward {x}",
+    ]
+    assert short(found) == [
+        "AR dp_cp count 16",
+        *pass_,
+        *[f"AR tp backward {x}"] * 2,
+        f"send pp backward {x}",
+        *pass_,
+        "AR dp_cp gradients 400",
+        "AR dp_cp gradients 28",
+        *[f"AR tp backward {x}"] * 2,
+        f"send pp backward {x}",
+        f"AR embedding gradients {spec.vocab_size // 2 * H * 4}",
+        "AR world norm 24",
+    ]
+    assert sent_by_axis(found)["pp"] == 2 * x
 
 
 @given(

@@ -10,7 +10,7 @@ that training leaves out at the end make one shorter sample more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +21,9 @@ from rankmesh.data.indexed import TokenFile
 from rankmesh.data.loader import PADDING_SAMPLE, Microbatch, eval_loader
 from rankmesh.data.samples import Samples, check_vocab
 from rankmesh.errors import DataError
-from rankmesh.nn import IGNORED, LossOptions
-from rankmesh.parallel.execute import forward
+from rankmesh.nn import IGNORED
+from rankmesh.train.evaluate import loss_of
 from rankmesh.train.run import Run
-from rankmesh.train.step import stage_input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,40 +101,32 @@ def _check_tail(prefix: str, tail: Tensor, vocab_size: int) -> None:
         )
 
 
-@torch.no_grad()
 def evaluate_set(run: Run, part: TokenSet) -> Score:
     """The mean cross entropy over a set's targets, equal on all ranks; no mask is drawn.
 
     Collectives: those of the forward passes, and one all-reduce over the world of 2 fp64 values.
     """
-    total = torch.zeros(2, dtype=torch.float64, device=run.mesh.device)
-    for batch in _microbatches(run, part):
-        inputs = stage_input(batch, run.mesh, dropout=None)
-        total[0] += forward(run.chunk, inputs, LossOptions())
-        total[1] += int((batch.labels != IGNORED).sum())
-    if not run.speaks:
-        total.zero_()
-    run.mesh.seam.all_reduce(total, run.mesh.group("world"), "evaluation").wait()
-    loss, targets = total.tolist()
+    loss, targets = loss_of(run, _steps(run, part))
     meta = part.file.meta
     known = meta is not None and meta.text_bytes > 0
     return Score(
         data=part.data,
         loss=loss / targets,
-        targets=int(targets),
+        targets=targets,
         bytes_per_token=meta.text_bytes / part.file.num_tokens if meta and known else None,
     )
 
 
-def _microbatches(run: Run, part: TokenSet) -> Iterator[Microbatch]:
+def _steps(run: Run, part: TokenSet) -> Iterator[Sequence[Microbatch]]:
     """This replica's share; every replica has the same number of microbatches."""
     replica = run.mesh.coordinate.dp
     if part.full is not None:
         loader = eval_loader(part.full, run.batch, replica, part.limit)
         for step in range(loader.num_steps):
-            yield from loader.step(step)
+            yield loader.step(step)
     if part.tail is not None:
-        yield _tail_batch(part.tail if replica == 0 else part.tail[:0], part, run.batch.microbatch)
+        tail = part.tail if replica == 0 else part.tail[:0]
+        yield [_tail_batch(tail, part, run.batch.microbatch)]
 
 
 def _tail_batch(tail: Tensor, part: TokenSet, rows: int) -> Microbatch:

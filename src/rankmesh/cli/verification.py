@@ -118,7 +118,7 @@ def _oracle(run: Run, job: Job, batches: Sequence[WholeBatch]) -> Trace:
         clip_grad=optimizer.clip_grad,
         seed=config.train.seed,
         loss=run.loss,
-        decayed=frozenset(spec.name for spec in run.chunk.table if spec.decay),
+        decayed=frozenset(spec.name for spec in run.table if spec.decay),
     )
     return run_oracle(model, batches, recipe)
 
@@ -127,7 +127,7 @@ def _values(run: Run, job: Job, model: Transformer) -> dict[str, Tensor]:
     """Every parameter as one whole tensor, made or read apart from the mesh."""
     source = job.source
     return {
-        name: source(run.chunk.table[name], tuple(slice(0, size) for size in parameter.shape))
+        name: source(run.table[name], tuple(slice(0, size) for size in parameter.shape))
         for name, parameter in model.named_parameters()
     }
 
@@ -136,21 +136,21 @@ def _gradients(run: Run, expected: Trace, found: Differences) -> None:
     """The mesh's gradients are clipped by now: the reference is clipped by torch's rule."""
     limit, norm = run.config.optimizer.clip_grad, expected.norms[0]
     factor = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-    for name, entry in run.chunk.buffers.entries.items():
+    for name, entry in run.buffers.entries.items():
         reference = expected.grads[name] * factor
         # A gradient that is zero but for rounding is held against the norm, not against itself.
         scale = max(float(reference.abs().max()), 1e-7 * norm * factor)
         index = entry.spec.slices(run.mesh.axis_ranks())
-        found.tensor("gradient", name, run.chunk.buffers.grad(name).cpu(), reference[index], scale)
+        found.tensor("gradient", name, run.buffers.grad(name).cpu(), reference[index], scale)
 
 
 def _weights(run: Run, expected: Trace, found: Differences) -> None:
-    for name, entry in run.chunk.buffers.entries.items():
+    for name, entry in run.buffers.entries.items():
         reference = expected.weights[name]
         index = entry.spec.slices(run.mesh.axis_ranks())
         # Weights that start at zero have moved by the learning rate at most: compare with that.
         scale = max(float(reference.abs().max()), run.lr.lr)
-        found.tensor("weight", name, run.chunk.buffers.param(name).cpu(), reference[index], scale)
+        found.tensor("weight", name, run.buffers.param(name).cpu(), reference[index], scale)
 
 
 def merge(per_rank: Sequence[Sequence[Difference]]) -> list[Difference]:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -38,9 +38,22 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Hop:
+    """One message between two ranks of a group: `tensor` goes to, or takes what comes from, the
+    group's `peer`-th rank. label: what it is, for errors.
+    """
+
+    op: Literal["send", "receive"]
+    tensor: Tensor
+    peer: int
+    phase: str
+    label: str
+
+
+@dataclass(frozen=True)
 class Event:
-    """One collective: `payload_bytes` is the full buffer, `wire_bytes` what one rank sends under
-    the ring.
+    """One collective or hop: `payload_bytes` is the full buffer, `wire_bytes` what one rank sends
+    under the ring; a receiver sends nothing.
     """
 
     op: str
@@ -87,6 +100,8 @@ class Transport(Protocol):
 
     def broadcast(self, tensor: Tensor, group: Group, source: int) -> Any: ...
 
+    def hops(self, hops: Sequence[Hop], group: Group) -> list[Any]: ...
+
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -111,9 +126,21 @@ class TorchTransport:
         return dist.broadcast(tensor, group.ranks[source], group=group.handle, async_op=True)
 
 
+    def hops(self, hops: Sequence[Hop], group: Group) -> list[Any]:
+        ops = {"send": dist.isend, "receive": dist.irecv}
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(ops[hop.op], hop.tensor, group=group.handle, group_peer=hop.peer)
+                for hop in hops
+            ]
+        )
+        # NCCL answers with one work for all.
+        return works if len(works) == len(hops) else works[-1:] * len(hops)
+
+
 class FakeTransport:
-    """Plays one rank alone: sums are its own contribution, gathers repeat it. For layouts, never
-    for values.
+    """Plays one rank alone: sums are its own contribution, gathers repeat it, nothing is what it
+    receives. For layouts, never for values.
     """
 
     def all_reduce(self, tensor: Tensor, group: Group, op: str) -> None:
@@ -127,6 +154,12 @@ class FakeTransport:
 
     def broadcast(self, tensor: Tensor, group: Group, source: int) -> None:
         """The tensor as it is."""
+
+    def hops(self, hops: Sequence[Hop], group: Group) -> list[None]:
+        for hop in hops:
+            if hop.op == "receive":
+                hop.tensor.zero_()
+        return [None] * len(hops)
 
 
 @dataclass
@@ -231,6 +264,27 @@ class Seam:
         payload = _bytes(_contiguous(tensor))
         self._record("broadcast", group, phase, payload, (group.size - 1) * payload // group.size)
         return self._issue("broadcast", group, phase, (tensor,), tensor, group, source)
+
+    def hops(self, hops: Sequence[Hop], group: Group) -> list[Handle]:
+        """Start messages to and from single ranks, committed together; a Handle each. Between two
+        ranks messages arrive in the order in which they were sent. Wire bytes: those sent.
+        """
+        if not hops:
+            return []
+        for hop in hops:
+            payload = _bytes(_contiguous(hop.tensor))
+            self._record(hop.op, group, hop.phase, payload, payload * (hop.op == "send"))
+            if self._watch is not None and hop.op == "send":
+                self._watch(hop.tensor, hop.phase)
+        labels = [f"{hop.label} over {group.name} {_short(group.ranks)}" for hop in hops]
+        try:
+            works = self._transport.hops(hops, group)
+        except RuntimeError as error:
+            raise MeshError(f"{labels[0]} failed: {str(error).splitlines()[0]}") from error
+        return [
+            Handle(work, label, group.name, self.ledger, (hop.tensor,))
+            for work, label, hop in zip(works, labels, hops, strict=True)
+        ]
 
     def _nothing(self, group: Group) -> Handle:
         return Handle(None, "", group.name, self.ledger)

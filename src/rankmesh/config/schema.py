@@ -66,7 +66,7 @@ class ParallelConfig(Section):
         "axes in the order in which ranks are laid out, fastest first",
         OneOf(DENSE_AXES),
     )
-    bucket_mb: float = option(32.0, "gradients that are reduced together, in MiB", POSITIVE)
+    bucket_mb: float = option(64.0, "gradients that are reduced together, in MiB", POSITIVE)
 
     def check(self) -> None:
         if sorted(self.order) != sorted(DENSE_AXES):

@@ -16,34 +16,46 @@ from rankmesh.specs.rope import LinearScaling, Llama3Scaling, RopeScaling
 
 
 def build(
-    spec: ModelSpec, device: torch.device | str = "meta", dtype: torch.dtype = torch.float32
+    spec: ModelSpec,
+    device: torch.device | str = "meta",
+    dtype: torch.dtype = torch.float32,
+    *,
+    layers: range | None = None,
+    first: bool = True,
+    last: bool = True,
 ) -> nn.Transformer:
-    """The whole model of `spec`, parameters uninitialised, on `device`.
+    """The model of `spec`, parameters uninitialised, on `device`.
 
-    named_parameters() yields the logical names of `specs.placement.param_table`.
+    A pipeline stage has some of the layers, the first one the embedding, the last one the head
+    (and, where they are tied, the table). named_parameters() yields the logical names of
+    `specs.placement.param_table`.
     """
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return _transformer(spec)
+            held = layers if layers is not None else range(spec.num_layers)
+            return _transformer(spec, held, first, last)
     finally:
         torch.set_default_dtype(previous)
 
 
-def _transformer(spec: ModelSpec) -> nn.Transformer:
-    learned = spec.positions == "learned"
+def _transformer(spec: ModelSpec, layers: range, first: bool, last: bool) -> nn.Transformer:
+    tied = spec.tie_embeddings and last
+    learned = spec.positions == "learned" and first
     near, far = _rotaries(spec)
     return nn.Transformer(
-        embed=nn.Embedding(spec.vocab_size, spec.hidden_size),
+        embed=nn.Embedding(spec.vocab_size, spec.hidden_size) if first or tied else None,
         positions=nn.Embedding(spec.max_seq_len, spec.hidden_size) if learned else None,
         layers={
             number: _block(spec, number, window, near if window else far)
             for number, window in enumerate(spec.windows)
+            if number in layers
         },
-        norm=_norm(spec, spec.hidden_size),
-        head=None if spec.tie_embeddings else nn.Linear(spec.hidden_size, spec.vocab_size),
-        tied=spec.tie_embeddings,
+        norm=_norm(spec, spec.hidden_size) if last else None,
+        head=nn.Linear(spec.hidden_size, spec.vocab_size) if last and not tied else None,
+        tied=tied,
+        enters=first,
         dropout=spec.dropout,
         embed_scale=spec.hidden_size**0.5 if spec.scale_embedding else 1.0,
         logit_softcap=spec.logit_softcap,

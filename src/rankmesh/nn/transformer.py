@@ -78,8 +78,8 @@ class Transformer(Piece):
     """Tokens [N] (or the previous stage's [N, H]) -> hidden [N, H]; absent parts belong to other
     stages.
 
-    With `head` None and `tied` True the output projection is the embedding table. Embeddings are
-    multiplied with `embed_scale`, logits capped softly at `logit_softcap` (0 = not).
+    With `head` None and `tied` True the output projection is the embedding table; a last stage that
+    holds the table for that alone has `enters` False. Embeddings are multiplied with `embed_scale`, logits capped softly at `logit_softcap` (0 = not).
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Transformer(Piece):
         head: Linear | None,
         tied: bool,
         dropout: float,
+        enters: bool = True,
         embed_scale: float = 1.0,
         logit_softcap: float = 0.0,
     ) -> None:
@@ -102,6 +103,7 @@ class Transformer(Piece):
         self.norm = norm
         self.head = head
         self.tied = tied
+        self.enters = enters
         self.dropout = dropout
         self.embed_scale = embed_scale
         self.logit_softcap = logit_softcap
@@ -127,7 +129,7 @@ class Transformer(Piece):
         return holder.weight
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if self.embed is not None:
+        if self.enters:
             x = self._embedded(x, layout)
         phases = {
             rotary: rotary.phases(layout, x.dtype) if rotary is not None else None

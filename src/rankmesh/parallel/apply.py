@@ -1,14 +1,14 @@
-"""From a built model and a mesh to a chunk that trains: the one place where parallelisms are
+"""From built models and a mesh to chunks that train: the one place where parallelisms are
 applied, in order.
 
 1. buffers: the local slices of every parameter in one piece of memory; 2. tensor parallelism: parts
 that issue collectives over tp; 3. data parallelism: buckets reduced over the replicas. Size 1 is
-the same code.
+the same code. Pipeline stages are cut before, when the models are built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from rankmesh import nn
 from rankmesh.comm.mesh import Mesh
-from rankmesh.comm.seam import Group
-from rankmesh.parallel.buffers import Buffers, Slot, lay_out
+from rankmesh.comm.seam import Group, Seam
+from rankmesh.parallel.buffers import Buffers, Hold, Slot, lay_out
 from rankmesh.parallel.heads import HeadMeans
+from rankmesh.parallel.later import Later
 from rankmesh.parallel.linear import ColumnProducts, Deposits, Product, RowProducts
 from rankmesh.parallel.vocabulary import Rows, TableLookup, VocabularyHead
 from rankmesh.topology.params import ParamSpec, ParamTable, Shard, Slices
@@ -28,35 +29,81 @@ Source = Callable[[ParamSpec, Slices], Tensor]
 
 @dataclass(frozen=True)
 class Chunk:
-    """The modules of one stage as held by this rank, and their memory."""
+    """The modules of one stage as held by this rank."""
 
+    stage: int
     model: nn.Transformer
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """All that a rank holds of the model: its chunks, their memory, and the products that a split
+    backward puts off.
+    """
+
+    chunks: tuple[Chunk, ...]
     buffers: Buffers
-    table: ParamTable
+    later: Later
+
+    def is_first_holder(self, spec: ParamSpec) -> bool:
+        """True on exactly one of the ranks of a replica that hold this rank's slice: the first
+        along tp, and of a tied table the one with its first stage.
+        """
+        here = any(chunk.stage == spec.stages[0] for chunk in self.chunks)
+        return here and spec.is_first_holder(self.buffers.mesh.axis_ranks())
 
 
 def parallelize(
-    model: nn.Transformer,
+    chunks: Sequence[Chunk],
     table: ParamTable,
     mesh: Mesh,
     source: Source,
     *,
     dtype: torch.dtype,
     bucket_bytes: int,
-) -> Chunk:
-    """Turn `model`, built on the meta device, into this rank's chunk.
+) -> Parallel:
+    """Turn the models of `chunks`, built on the meta device, into this rank's part of the model.
 
-    source: gives the values of a parameter's slice (fp32 or wider, CPU). No collective is issued
-    here.
+    chunks: the one whose gradients are complete last comes first. source: gives the values of a
+    parameter's slice (fp32 or wider, CPU). No collective is issued here.
     """
-    present = dict(model.named_parameters())
-    specs = [spec for spec in table if spec.name in present]
-    uses = {"embed.weight": 2} if model.tied and model.embed is not None else {}
-    buffers = lay_out(specs, _fused(model), uses, mesh, dtype=dtype, bucket_bytes=bucket_bytes)
-    _materialize(model, buffers, source)
-    _number_heads(model, table, mesh)
-    model.use(_parts(model, buffers, mesh))
-    return Chunk(model, buffers, table)
+    stages = {chunk.stage for chunk in chunks}
+    holds = _holds(chunks, table)
+    fused = [names for chunk in chunks for names in _fused(chunk.model)]
+    tied = tuple(hold.spec.name for hold in holds if not stages.issuperset(hold.spec.stages))
+    buffers = lay_out(holds, fused, mesh, dtype=dtype, bucket_bytes=bucket_bytes, tied=tied)
+    _materialize(chunks, buffers, source)
+    later = Later()
+    for chunk in chunks:
+        _number_heads(chunk.model, table, mesh)
+        chunk.model.use(_parts(chunk.model, buffers, mesh, later))
+    return Parallel(tuple(chunks), buffers, later)
+
+
+def _holds(chunks: Sequence[Chunk], table: ParamTable) -> list[Hold]:
+    """The parameters of this rank in order of use. A tied table has two users, and a bucket of its
+    own where the other one is on another rank.
+    """
+    stages = {chunk.stage for chunk in chunks}
+    holds: dict[str, Hold] = {}
+    for chunk in chunks:
+        present = dict(chunk.model.named_parameters())
+        for spec in (spec for spec in table if spec.name in present):
+            uses = int(spec.trainable) * _uses(chunk.model, spec.name)
+            if spec.name in holds:
+                held = holds[spec.name]
+                holds[spec.name] = replace(held, uses=held.uses + uses)
+            else:
+                shared = not stages.issuperset(spec.stages)
+                holds[spec.name] = Hold(spec, uses, -1 if shared else chunk.stage)
+    return list(holds.values())
+
+
+def _uses(model: nn.Transformer, name: str) -> int:
+    """How often a microbatch deposits a gradient of the parameter."""
+    if name != "embed.weight":
+        return 1
+    return int(model.enters) + int(model.tied)
 
 
 def _fused(model: nn.Transformer) -> list[tuple[str, ...]]:
@@ -75,15 +122,18 @@ def _fused(model: nn.Transformer) -> list[tuple[str, ...]]:
     return runs
 
 
-def _materialize(model: nn.Transformer, buffers: Buffers, source: Source) -> None:
+def _materialize(chunks: Sequence[Chunk], buffers: Buffers, source: Source) -> None:
     """Fill the parameter buffer and let every module's parameter be a view of it."""
+    names = [set(dict(chunk.model.named_parameters())) for chunk in chunks]
     axis_ranks = buffers.mesh.axis_ranks()
     for name, entry in buffers.entries.items():
         view = buffers.param(name)
         view.copy_(source(entry.spec, entry.spec.slices(axis_ranks)))
         owner, _, leaf = name.rpartition(".")
         parameter = torch.nn.Parameter(view, requires_grad=entry.spec.trainable)
-        setattr(model.get_submodule(owner), leaf, parameter)
+        for chunk, present in zip(chunks, names, strict=True):
+            if name in present:
+                setattr(chunk.model.get_submodule(owner), leaf, parameter)
 
 
 def _number_heads(model: nn.Transformer, table: ParamTable, mesh: Mesh) -> None:
@@ -94,17 +144,23 @@ def _number_heads(model: nn.Transformer, table: ParamTable, mesh: Mesh) -> None:
             module.options = replace(module.options, first_head=rows.start // module.head_dim)
 
 
-def _parts(model: nn.Transformer, buffers: Buffers, mesh: Mesh) -> nn.Parts:
+def _parts(model: nn.Transformer, buffers: Buffers, mesh: Mesh, later: Later) -> nn.Parts:
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    slots = {parameters[name]: slot for slot in buffers.slots for name in slot.names}
+    slots = {
+        parameters[name]: slot
+        for slot in buffers.slots
+        for name in slot.names
+        if name in parameters
+    }
     tables = {
         parameters[name]: _rows(buffers.entries[name].spec, mesh)
         for name in ("embed.weight", "positions.weight", "head.weight")
         if name in parameters
     }
-    columns, rows = _layer_products(model, slots, mesh)
+    products = _Products(slots, mesh.group("tp"), mesh.seam, later)
+    columns, rows = _layer_products(model, products)
     # The final norm stands where the head does.
-    heads = _head_product(model, slots, mesh) if model.norm is not None else {}
+    heads = {} if model.norm is None else {model.head_weight: products.head(model.head_weight)}
     head, lookup = VocabularyHead(heads, tables), TableLookup(slots, tables)
     return nn.Parts(
         column=ColumnProducts(columns),
@@ -118,11 +174,42 @@ def _parts(model: nn.Transformer, buffers: Buffers, mesh: Mesh) -> nn.Parts:
     )
 
 
+@dataclass(frozen=True)
+class _Products:
+    """Makes the products of one chunk."""
+
+    slots: dict[Tensor, Slot]
+    tp: Group
+    seam: Seam
+    later: Later
+
+    def column(self, linears: list[nn.Linear]) -> Product:
+        return replace(self._of(linears), reduce_grad=self.tp)
+
+    def row(self, linear: nn.Linear) -> Product:
+        return replace(self._of([linear]), reduce_out=self.tp)
+
+    def head(self, weight: Tensor) -> Product:
+        sizes = (weight.shape[0],)
+        return Product(
+            self.slots[weight], None, sizes, self.seam, self.later, reduce_grad=self.tp
+        )
+
+    def _of(self, linears: list[nn.Linear]) -> Product:
+        bias = linears[0].bias
+        return Product(
+            weight=self.slots[linears[0].weight],
+            bias=self.slots[bias] if bias is not None else None,
+            sizes=tuple(linear.weight.shape[0] for linear in linears),
+            seam=self.seam,
+            later=self.later,
+        )
+
+
 def _layer_products(
-    model: nn.Transformer, slots: dict[Tensor, Slot], mesh: Mesh
+    model: nn.Transformer, products: _Products
 ) -> tuple[dict[Tensor, Product], dict[Tensor, Product]]:
     """Column and row products of all layers, each found by its (first) weight."""
-    tp = mesh.group("tp")
     columns: dict[Tensor, Product] = {}
     rows: dict[Tensor, Product] = {}
     for module in model.modules():
@@ -130,18 +217,10 @@ def _layer_products(
             continue
         children = [getattr(module, name) for name in module.fused[0]]
         held = [child for child in children if child is not None]
-        columns[held[0].weight] = replace(_product(held, slots, mesh), reduce_grad=tp)
+        columns[held[0].weight] = products.column(held)
         last = module.o if isinstance(module, nn.Attention) else module.down
-        rows[last.weight] = replace(_product([last], slots, mesh), reduce_out=tp)
+        rows[last.weight] = products.row(last)
     return columns, rows
-
-
-def _head_product(
-    model: nn.Transformer, slots: dict[Tensor, Slot], mesh: Mesh
-) -> dict[Tensor, Product]:
-    weight = model.head_weight
-    sizes = (weight.shape[0],)
-    return {weight: Product(slots[weight], None, sizes, mesh.seam, reduce_grad=mesh.group("tp"))}
 
 
 def _shares(model: nn.Transformer, buffers: Buffers) -> dict[Tensor, float]:
@@ -155,16 +234,6 @@ def _shares(model: nn.Transformer, buffers: Buffers) -> dict[Tensor, float]:
                 holders = place.replicas if isinstance(place, Shard) else 1
                 shares[holder.weight] = 1.0 / (spec.numel * holders)
     return shares
-
-
-def _product(linears: list[nn.Linear], slots: dict[Tensor, Slot], mesh: Mesh) -> Product:
-    bias = linears[0].bias
-    return Product(
-        weight=slots[linears[0].weight],
-        bias=slots[bias] if bias is not None else None,
-        sizes=tuple(linear.weight.shape[0] for linear in linears),
-        seam=mesh.seam,
-    )
 
 
 def _rows(spec: ParamSpec, mesh: Mesh) -> Rows:

@@ -1,7 +1,8 @@
-"""Flat buffers: the parameters of a chunk in one piece of memory, their main gradients in another.
+"""Flat buffers: the parameters of a rank in one piece of memory, their main gradients in another.
 
 Owns the layout (runs, buckets), the deposit of gradients and the start of each bucket's reduction
-as soon as its last gradient has arrived. It knows no layer and no optimizer; `p.grad` stays None.
+as soon as its last gradient of the step has arrived. It knows no layer, no schedule and no
+optimizer; `p.grad` stays None.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Slot:
     """The home of the gradients of one run: one parameter, or several that one product serves.
 
     weight, grad: views of the flat buffers, matrices [rows, in] or vectors. uses: deposits in a
-    microbatch.
+    microbatch, of all the chunks that this rank holds. pending: deposits that are still to come.
     """
 
     names: tuple[str, ...]
@@ -102,13 +103,17 @@ class Slot:
 
 @dataclass
 class Buffers:
-    """Parameters and main gradients of one chunk. Made by `lay_out`."""
+    """Parameters and main gradients of all the chunks of a rank. Made by `lay_out`.
+
+    tied: names that another pipeline rank holds too; their gradients are summed with that one's.
+    """
 
     mesh: Mesh
     params: Tensor
     grads: Tensor
     entries: dict[str, Entry]
     group: Group
+    tied: tuple[str, ...] = ()
     buckets: list[Bucket] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     started: int = 0
@@ -125,20 +130,15 @@ class Buffers:
         entry = self.entries[name]
         return flat[entry.start : entry.stop].view(entry.shape)
 
-    def begin_step(self) -> None:
-        """Forget the gradients of the last step. Nothing is reduced until `arm`."""
-        self.started = 0
-        for slot in self.slots:
-            slot.fresh, slot.pending = True, 0
-
-    def arm(self) -> None:
-        """The next backward is this chunk's last of the step: reduce each bucket when it is
-        complete.
+    def begin_step(self, microbatches: int) -> None:
+        """Forget the gradients of the last step; each bucket is reduced after its parameters' last
+        deposit in so many microbatches. With 0 nothing is reduced before `finish`.
         """
+        self.started = 0
         for bucket in self.buckets:
             bucket.pending = 0
         for slot in self.slots:
-            slot.pending = slot.uses
+            slot.fresh, slot.pending = True, slot.uses * microbatches
             slot.bucket.pending += 1
 
     def advance(self) -> None:
@@ -168,7 +168,8 @@ class Buffers:
                 slot.fresh = False
 
     def finish(self) -> None:
-        """Every gradient complete: late buckets, then waits, then the sums of `grad_sum`.
+        """Every gradient complete: late buckets, then waits, then tied weights, then the sums of
+        `grad_sum`.
 
         Parameters without a gradient count as zero, so every rank issues the same collectives.
         """
@@ -179,6 +180,8 @@ class Buffers:
             assert bucket.handle is not None
             bucket.handle.wait()
             bucket.handle = None
+        if self.tied:
+            self._sum("embedding", list(self.tied))
         for axis, names in self._partial():
             self._sum(axis, names)
 
@@ -191,7 +194,7 @@ class Buffers:
             )
 
     def _sum(self, axis: str, names: list[str]) -> None:
-        """One all-reduce for all gradients that are partial over `axis`."""
+        """One all-reduce for all gradients of which this rank has a part over `axis`."""
         group = self.mesh.group(axis)
         if group.size == 1:
             return
@@ -204,29 +207,41 @@ class Buffers:
             start += grad.numel()
 
 
+@dataclass(frozen=True)
+class Hold:
+    """One parameter that a rank holds. uses: deposits of its gradient in a microbatch. family:
+    parameters share a bucket only with others of their family.
+    """
+
+    spec: ParamSpec
+    uses: int = 1
+    family: int = 0
+
+
 def lay_out(
-    specs: Sequence[ParamSpec],
+    holds: Sequence[Hold],
     fused: Sequence[tuple[str, ...]],
-    uses: dict[str, int],
     mesh: Mesh,
     *,
     dtype: torch.dtype,
     bucket_bytes: int,
+    tied: tuple[str, ...] = (),
 ) -> Buffers:
-    """Allocate the buffers of the parameters `specs` (in order of use) on the mesh's device.
+    """Allocate the buffers of the parameters `holds` (in order of use) on the mesh's device.
 
     Runs lie in reverse order of use, as backward completes them; a run is one parameter or a
     `fused` tuple, whose members lie side by side. Main gradients are in max(fp32, dtype).
     """
-    by_name = {spec.name: spec for spec in specs}
-    runs = _runs([spec.name for spec in specs], fused)
+    by_name = {hold.spec.name: hold for hold in holds}
+    runs = _runs(list(by_name), fused)
     axis_ranks = mesh.axis_ranks()
     entries: dict[str, Entry] = {}
     spans, end = [], 0
     for names in reversed(runs):
         start = end = -(-end // _ALIGN) * _ALIGN
         for name in names:
-            entries[name] = Entry(by_name[name], end, by_name[name].local_shape(axis_ranks))
+            spec = by_name[name].spec
+            entries[name] = Entry(spec, end, spec.local_shape(axis_ranks))
             end = entries[name].stop
         spans.append((names, start, end))
     wide = torch.promote_types(dtype, torch.float32)
@@ -236,10 +251,14 @@ def lay_out(
         grads=torch.zeros(end, dtype=wide, device=mesh.device),
         entries=entries,
         group=mesh.group("dp_cp"),
+        tied=tied,
     )
+    family = None
     for names, start, stop in spans:
-        bucket = _bucket(buffers, start, stop, bucket_bytes // wide.itemsize)
-        buffers.slots.append(_slot(buffers, names, start, stop, bucket, uses))
+        hold = by_name[names[0]]
+        room = bucket_bytes // wide.itemsize if hold.family == family else 0
+        family = hold.family
+        buffers.slots.append(_slot(buffers, names, start, stop, room, hold.uses))
     return buffers
 
 
@@ -253,10 +272,10 @@ def _runs(names: list[str], fused: Sequence[tuple[str, ...]]) -> list[tuple[str,
     return runs
 
 
-def _bucket(buffers: Buffers, start: int, stop: int, capacity: int) -> Bucket:
+def _bucket(buffers: Buffers, start: int, stop: int, room: int) -> Bucket:
     """The bucket that takes the run: the open one while it has room, else a new one."""
     last = buffers.buckets[-1] if buffers.buckets else None
-    if last is None or stop - last.start > capacity:
+    if last is None or stop - last.start > room:
         last = Bucket(start, stop)
         buffers.buckets.append(last)
     last.stop = stop
@@ -264,19 +283,14 @@ def _bucket(buffers: Buffers, start: int, stop: int, capacity: int) -> Bucket:
 
 
 def _slot(
-    buffers: Buffers,
-    names: tuple[str, ...],
-    start: int,
-    stop: int,
-    bucket: Bucket,
-    uses: dict[str, int],
+    buffers: Buffers, names: tuple[str, ...], start: int, stop: int, room: int, uses: int
 ) -> Slot:
     shape = (-1, *buffers.entries[names[0]].shape[1:])
     return Slot(
         names=names,
         weight=buffers.params[start:stop].view(shape),
         grad=buffers.grads[start:stop].view(shape),
-        uses=uses.get(names[0], 1),
-        bucket=bucket,
+        uses=uses,
+        bucket=_bucket(buffers, start, stop, room),
         buffers=buffers,
     )

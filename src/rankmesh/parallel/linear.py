@@ -2,13 +2,15 @@
 
 Owns the products, their collectives and the hand-over of weight gradients to the buffers. In
 backward the input gradient comes first, its all-reduce starts, and the weight gradient is
-multiplied while it runs (Shoeybi et al. 2019, arXiv:1909.08053, section 3, f and g).
+multiplied while it runs (Shoeybi et al. 2019, arXiv:1909.08053, section 3, f and g) or, where a
+schedule splits backward, later (Qi et al. 2023, arXiv:2401.10241, section 2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.nn import functional as F
 from rankmesh import nn
 from rankmesh.comm.seam import Group, Seam
 from rankmesh.parallel.buffers import Slot
+from rankmesh.parallel.later import Later
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,14 @@ class Product:
 
     sizes: widths of the outputs. reduce_grad: group over which the input gradient is partial
     (column). reduce_out: group over which the output is partial (row); the bias is added after that
-    sum, once.
+    sum, once. later: where weight gradients go.
     """
 
     weight: Slot
     bias: Slot | None
     sizes: tuple[int, ...]
     seam: Seam
+    later: Later
     reduce_grad: Group | None = None
     reduce_out: Group | None = None
 
@@ -67,7 +71,7 @@ class _Linear(torch.autograd.Function):
             if product.reduce_grad is not None:
                 handle = product.seam.all_reduce(grad_x, product.reduce_grad, "backward")
         if ctx.needs_input_grad[1]:
-            product.weight.add_product(grads, x)
+            product.later.do(partial(product.weight.add_product, grads, x))
             if product.bias is not None:
                 wide = product.bias.grad.dtype
                 product.bias.add(torch.cat([grad.sum(dim=0, dtype=wide) for grad in grads]))

@@ -8,3 +8,4 @@ from rankmesh.schedule.check import check_schedule
 from rankmesh.schedule.one_f_one_b import one_f_one_b
 
 __all__ = ["Action", "Kind", "Schedule", "check_schedule", "one_f_one_b"]
+from rankmesh.schedule.stub import build_schedule, stage_ranks, with_communication

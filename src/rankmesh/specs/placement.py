@@ -18,7 +18,10 @@ from rankmesh.specs.model import GATED, ModelSpec
 from rankmesh.topology import fit
 from rankmesh.topology.params import Init, ParamSpec, ParamTable, Shard
 from rankmesh.topology.plan import ParallelPlan
-from rankmesh.topology.split import even, layers_of_stages
+from rankmesh.topology.split import even, given_layers, layers_of_stages
+
+# Softmax and its gradient pass a few times over the logits, which a product touches once.
+_LOSS_COLUMNS = 8
 
 Kind = Literal["embedding", "matrix", "residual", "norm", "bias"]
 Cut = Literal["vocab", "query", "kv", "query_in", "ffn", "ffn_in", "head", "whole"]
@@ -80,8 +83,7 @@ def param_table(
         num_layers=spec.num_layers,
     )
     cuts = _boundaries(spec, plan.tp)
-    ranges = layers_of_stages(spec.num_layers, plan.num_stages)
-    stage_of_layer = [stage for stage, layers in enumerate(ranges) for _ in layers]
+    ranges = stage_layers(spec, plan)
     decay = {
         "matrix": True,
         "residual": True,
@@ -98,11 +100,28 @@ def param_table(
                 placements={"tp": cuts[part.cut]} if part.cut in cuts else {},
                 grad_sum=_grad_sum(spec, plan, part),
                 decay=decay[part.kind],
-                stages=_stages(spec, part, stage_of_layer),
+                stages=_stages(spec, part, ranges),
             )
             for part in parts(spec)
         )
     )
+
+
+def stage_layers(spec: ModelSpec, plan: ParallelPlan) -> tuple[range, ...]:
+    """The layers of each pipeline stage: as `plan.layout` has them, else balanced by cost.
+
+    The cost of a layer or of the head is its number of matrix elements: each costs 2 operations a
+    token forward. Attention scores, which depend on the length of samples, are left out. The
+    loss counts as a few more columns of the head, a lookup as one row.
+    """
+    if plan.layout is not None:
+        return given_layers(plan.layout)
+    costs = [0.0] * spec.num_layers
+    for part in parts(spec):
+        if part.name.startswith("layers.") and len(part.shape) == 2:
+            costs[int(part.name.split(".")[1])] += math.prod(part.shape)
+    head = spec.vocab_size * (spec.hidden_size + _LOSS_COLUMNS)
+    return layers_of_stages(costs, plan.num_stages, first=spec.hidden_size, last=head)
 
 
 def num_params(spec: ModelSpec) -> int:
@@ -178,11 +197,12 @@ def _grad_sum(spec: ModelSpec, plan: ParallelPlan, part: Part) -> tuple[str, ...
     return ()
 
 
-def _stages(spec: ModelSpec, part: Part, stage_of_layer: Sequence[int]) -> tuple[int, ...]:
+def _stages(spec: ModelSpec, part: Part, ranges: Sequence[range]) -> tuple[int, ...]:
     """Pipeline stages that hold `part`: two for a tied embedding, the last stage's head."""
-    last = stage_of_layer[-1]
+    last = len(ranges) - 1
     if part.name.startswith("layers."):
-        return (stage_of_layer[int(part.name.split(".")[1])],)
+        layer = int(part.name.split(".")[1])
+        return tuple(stage for stage, layers in enumerate(ranges) if layer in layers)
     if part.name == "embed.weight":
         return (0, last) if spec.tie_embeddings and last > 0 else (0,)
     return (0,) if part.name == "positions.weight" else (last,)

@@ -49,11 +49,22 @@ class Worker:
                 timeout=timedelta(seconds=self.timeout),
             )
 
-    def mesh(self, plan: ParallelPlan, *, kv_replicas: int = 1, keep_events: bool = False) -> Mesh:
+    def mesh(
+        self,
+        plan: ParallelPlan,
+        *,
+        kv_replicas: int = 1,
+        tied_embeddings: bool = False,
+        keep_events: bool = False,
+    ) -> Mesh:
         """The mesh of `plan` over all ranks of the job, on the CPU."""
         self.start()
         groups = make_groups(
-            plan, self.rank, timeout=timedelta(seconds=self.timeout), kv_replicas=kv_replicas
+            plan,
+            self.rank,
+            timeout=timedelta(seconds=self.timeout),
+            kv_replicas=kv_replicas,
+            tied_embeddings=tied_embeddings,
         )
         seam = Seam(TorchTransport(), Ledger(keep_events=keep_events))
         return Mesh(plan, self.rank, torch.device("cpu"), seam, groups)

@@ -34,7 +34,7 @@ from rankmesh.topology.params import (
 from rankmesh.topology.plan import DENSE_AXES, EXPERT_AXES, ParallelPlan
 from rankmesh.topology.ranks import Coordinate, coordinate, coordinates, expert_rank_of, rank_of
 from rankmesh.topology.release import check_release
-from rankmesh.topology.split import even, layers_of_stages
+from rankmesh.topology.split import even, given_layers, layers_of_stages
 
 __all__ = [
     "DENSE_AXES",
@@ -66,6 +66,7 @@ __all__ = [
     "group_rows",
     "groups",
     "kv_replicas",
+    "given_layers",
     "layers_of_stages",
     "mending_axes",
     "mending_order",

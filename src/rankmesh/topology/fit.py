@@ -29,7 +29,7 @@ def check_model(
     _check_heads(plan.tp, num_heads, num_kv_heads)
     _check_ulysses(plan, num_heads, num_kv_heads)
     _at_least("vocab_size", vocab_size, "tp", plan.tp)
-    _at_least("num_layers", num_layers, "pp * num_chunks", plan.num_stages)
+    _check_layers(plan, num_layers)
     _at_least("ffn_size", ffn_size, "tp", plan.tp)
     if num_experts:
         _at_least("ffn_size", ffn_size, "etp", plan.etp)
@@ -83,6 +83,17 @@ def _check_ulysses(plan: ParallelPlan, num_heads: int, num_kv_heads: int) -> Non
         raise PlanError(
             f"num_kv_heads {num_kv_heads} neither divides nor is split by "
             f"tp {plan.tp} * cp_ulysses {ulysses} = {parts}"
+        )
+
+
+def _check_layers(plan: ParallelPlan, num_layers: int) -> None:
+    """Every layer lands on one stage (field report P01)."""
+    if plan.layout is None:
+        _at_least("num_layers", num_layers, "pp * num_chunks", plan.num_stages)
+    elif sum(plan.layout) != num_layers:
+        raise PlanError(
+            f"layout {list(plan.layout)} places {sum(plan.layout)} layers, the model has "
+            f"{num_layers}"
         )
 
 

@@ -48,7 +48,8 @@ class ParallelPlan:
     etp is 1 unless asked for, whatever tp and ep are: the weights of one expert are small, and a
     cut through them costs two collectives a layer. Experts are then split by ep alone.
 
-    num_chunks: virtual stages a rank. zero: 0..3, what is sharded (nothing, optimizer state,
+    num_chunks: virtual stages a rank. layout: layers of each of the pp * num_chunks stages, in order;
+    None for a split balanced by cost. zero: 0..3, what is sharded (nothing, optimizer state,
     gradients, parameters). zero_group: ranks that share one set of shards, a divisor of dp * cp;
     None for all of them. cp_kind: how attention crosses cp. cp_ulysses: neighbouring cp ranks
     that exchange heads, the rest being the ring; with cp_kind "ulysses" it is all of cp. order:
@@ -63,6 +64,7 @@ class ParallelPlan:
     dp: int = 1
     num_chunks: int = 1
     schedule: str = "1f1b"
+    layout: tuple[int, ...] | None = None
     zero: int = 0
     zero_group: int | None = None
     cp_kind: str = "ring"
@@ -75,6 +77,7 @@ class ParallelPlan:
         _check_values(self)
         object.__setattr__(self, "order", _checked_order(self.order))
         _check_schedule(self)
+        object.__setattr__(self, "layout", _checked_layout(self))
         _check_context(self)
         _check_expert(self)
         _check_zero_group(self)
@@ -141,7 +144,8 @@ class ParallelPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values for JSON; `ParallelPlan(**plan.to_dict())` equals the plan."""
-        return {**asdict(self), "order": list(self.order)}
+        layout = None if self.layout is None else list(self.layout)
+        return {**asdict(self), "order": list(self.order), "layout": layout}
 
     def __str__(self) -> str:
         """The axes that are split, e.g. "tp 2 dp 4"; "one rank" where none is."""
@@ -192,6 +196,26 @@ def _check_schedule(plan: ParallelPlan) -> None:
             f"{plan.num_chunks}; nearest: num_chunks {chunks}, or schedule interleaved, "
             "which takes any number"
         )
+
+
+def _checked_layout(plan: ParallelPlan) -> tuple[int, ...] | None:
+    """One number of layers a stage; only where the embedding or the head is may it be 0."""
+    if plan.layout is None:
+        return None
+    counts = tuple(plan.layout)
+    if len(counts) != plan.num_stages:
+        raise PlanError(
+            f"layout {list(counts)} has {len(counts)} stages; needed are pp {plan.pp} * "
+            f"num_chunks {plan.num_chunks} = {plan.num_stages}"
+        )
+    for stage, count in enumerate(counts):
+        least = 0 if stage in (0, plan.num_stages - 1) else 1
+        if type(count) is not int or count < least:
+            raise PlanError(
+                f"layout {list(counts)}: stage {stage} has {count!r} layers; allowed: a whole "
+                f"number of at least {least}"
+            )
+    return counts
 
 
 def _check_context(plan: ParallelPlan) -> None:

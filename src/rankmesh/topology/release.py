@@ -13,9 +13,6 @@ from rankmesh.topology.plan import ParallelPlan
 
 # (whether a plan asks for it, its name, what runs instead)
 _NOT_YET: tuple[tuple[Callable[[ParallelPlan], bool], str, str], ...] = (
-    (lambda plan: plan.pp > 1, "pp", "1"),
-    (lambda plan: plan.num_chunks > 1, "num_chunks", "1"),
-    (lambda plan: plan.schedule != "1f1b", "schedule", "1f1b"),
     (lambda plan: plan.cp > 1, "cp", "1"),
     (lambda plan: plan.ep > 1, "ep", "1"),
     (lambda plan: plan.etp > 1, "etp", "1"),
@@ -33,4 +30,4 @@ def check_release(plan: ParallelPlan) -> None:
         if asked(plan)
     ]
     if missing:
-        raise PlanError(f"not in this release: {', '.join(missing)}; tp and dp may be any size")
+        raise PlanError(f"not in this release: {', '.join(missing)}; tp, pp and dp may be any size")

@@ -1,13 +1,19 @@
 """Cuts of a length into neighbouring parts: rows over ranks, layers over stages.
 
-Owns boundaries as integers; it knows no tensor, layer or rank.
+Owns boundaries as integers; it knows no tensor, layer or rank. Costs are numbers that it is given.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rankmesh.errors import PlanError
+
+Costs = NDArray[np.float64]
 
 
 def even(total: int, parts: int) -> tuple[int, ...]:
@@ -21,14 +27,62 @@ def even(total: int, parts: int) -> tuple[int, ...]:
     return tuple(part * size + min(part, longer) for part in range(parts + 1))
 
 
-def layers_of_stages(num_layers: int, num_stages: int) -> tuple[range, ...]:
-    """The layers of each stage, in order, each layer once; sizes differ by at most one.
+def layers_of_stages(
+    costs: Sequence[float], num_stages: int, *, first: float = 0.0, last: float = 0.0
+) -> tuple[range, ...]:
+    """The layers of each stage, in order, each layer once and at least one a stage.
 
-    80 layers on 4 stages: 0-19, 20-39, 40-59, 60-79. Raises PlanError where a stage would be empty.
+    costs: of each layer, in any unit; first, last: what the first and the last stage have to do
+    beside their layers. The dearest stage is as cheap as can be; among the cuts of which that is
+    true the sum of squares of the stages' costs is least; of equal ones the earlier stages are the
+    longer ones. 80 equal layers on 4 stages: 0-19, 20-39, 40-59, 60-79. Raises PlanError where a
+    stage would be empty.
     """
-    if num_layers < num_stages:
+    layers = len(costs)
+    if layers < num_stages:
         raise PlanError(
-            f"num_layers {num_layers} is less than the number of stages {num_stages}: "
-            f"a stage would hold no layer; nearest: {num_layers} stages"
+            f"num_layers {layers} is less than the number of stages {num_stages}: "
+            f"a stage would hold no layer; nearest: {layers} stages"
         )
-    return tuple(range(low, high) for low, high in itertools.pairwise(even(num_layers, num_stages)))
+    loads = [_loads(costs, s, num_stages, first, last) for s in range(num_stages)]
+    dearest, _ = _best(loads, np.maximum)
+    limit = dearest * _SAME
+    squares = [np.where(load <= limit, load**2, np.inf) for load in loads]
+    _, starts = _best(squares, np.add)
+    return tuple(itertools.starmap(range, itertools.pairwise([*starts, layers])))
+
+
+def given_layers(counts: Sequence[int]) -> tuple[range, ...]:
+    """The layers of each stage where their numbers are given."""
+    ends = list(itertools.accumulate(counts))
+    return tuple(range(end - count, end) for count, end in zip(counts, ends, strict=True))
+
+
+# Sums of equal costs in another order differ by rounding.
+_SAME = 1.0 + 1e-9
+
+
+def _loads(costs: Sequence[float], stage: int, stages: int, first: float, last: float) -> Costs:
+    """[i, j]: what the stage costs with layers i to j - 1; infinite where it would have none."""
+    ends = np.concatenate([[0.0], np.cumsum(np.asarray(costs, dtype=np.float64))])
+    loads = ends[None, :] - ends[:, None]
+    loads += first * (stage == 0) + last * (stage == stages - 1)
+    return np.where(np.tri(len(ends), dtype=bool), np.inf, loads)
+
+
+def _best(loads: list[Costs], join: np.ufunc) -> tuple[float, list[int]]:
+    """The cheapest cut, and the first layer of each stage; `join` adds a stage to those before."""
+    best = np.full(len(loads[0]), np.inf)
+    best[0] = 0.0
+    origins = []
+    for load in loads:
+        reached = join(best[:, None], load)
+        best = reached.min(axis=0)
+        # Of equal cuts the latest one: it makes the earlier stages longer.
+        equal = reached <= best * _SAME
+        origins.append(len(best) - 1 - np.argmax(equal[::-1], axis=0))
+    end, starts = len(best) - 1, []
+    for origin in reversed(origins):
+        end = int(origin[end])
+        starts.append(end)
+    return float(best[-1]), starts[::-1]

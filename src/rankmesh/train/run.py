@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,26 +20,37 @@ from rankmesh.nn import LossOptions
 from rankmesh.optim.schedule import LrSchedule
 from rankmesh.optim.segment import Segment
 from rankmesh.optim.update import SGD, AdamW, Optimizer
-from rankmesh.parallel.apply import Chunk, Source, parallelize
+from rankmesh.parallel.apply import Chunk, Parallel, Source, parallelize
 from rankmesh.parallel.buffers import Buffers
-from rankmesh.schedule.actions import Action
-from rankmesh.schedule.one_f_one_b import one_f_one_b
+from rankmesh.parallel.hops import Hops
+from rankmesh.schedule import (
+    Action,
+    Kind,
+    Schedule,
+    build_schedule,
+    check_schedule,
+    stage_ranks,
+    with_communication,
+)
 from rankmesh.specs.model import ModelSpec
-from rankmesh.specs.placement import param_table
+from rankmesh.specs.placement import param_table, stage_layers
 from rankmesh.topology.batch import BatchPlan
-from rankmesh.topology.params import ParamSpec, Slices
+from rankmesh.topology.params import ParamSpec, ParamTable, Slices
+from rankmesh.topology.plan import ParallelPlan
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Run:
-    """plan, mesh, model chunk, schedule and optimizer of one process."""
+    """plan, mesh, model chunks, schedule and optimizer of one process."""
 
     config: RunConfig
     spec: ModelSpec
     mesh: Mesh
-    chunk: Chunk
+    table: ParamTable
+    parallel: Parallel
+    hops: Hops
     actions: tuple[Action, ...]
     batch: BatchPlan
     optimizer: Optimizer
@@ -47,9 +59,21 @@ class Run:
     lr: LrSchedule
 
     @property
+    def buffers(self) -> Buffers:
+        """Parameters and main gradients of this rank."""
+        return self.parallel.buffers
+
+    @property
     def speaks(self) -> bool:
         """True on the one rank of a replica that reports the replica's loss."""
-        return self.mesh.coordinate.tp == 0
+        place = self.mesh.coordinate
+        return place.tp == 0 and place.pp == self.mesh.plan.last_stage_pp
+
+    def forward_actions(self, microbatches: int) -> tuple[Action, ...]:
+        """This rank's part of a forward pass alone, in the order of the training schedule."""
+        mine = schedule_of(self.mesh.plan, microbatches)[self.mesh.coordinate.pp]
+        forward = (Kind.F, Kind.SEND_F, Kind.RECV_F)
+        return tuple(action for action in mine if action.kind in forward)
 
 
 def fresh_values(seed: int) -> Source:
@@ -61,34 +85,53 @@ def fresh_values(seed: int) -> Source:
     return source
 
 
+@lru_cache(maxsize=8)
+def schedule_of(plan: ParallelPlan, microbatches: int) -> Schedule:
+    """The plan's schedule with its messages, checked."""
+    actions = build_schedule(plan.schedule, plan.pp, plan.num_chunks, microbatches)
+    schedule = with_communication(actions)
+    check_schedule(schedule, plan.num_stages, microbatches)
+    return schedule
+
+
 def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> Run:
     """Build everything that a step needs. Issues no collective."""
-    train, optimizer = config.train, config.optimizer
+    plan, train, optimizer = mesh.plan, config.train, config.optimizer
     table = param_table(
         spec,
-        mesh.plan,
+        plan,
         decay_norms=optimizer.decay_norms,
         decay_biases=optimizer.decay_biases,
         decay_embeddings=optimizer.decay_embeddings,
     )
-    chunk = parallelize(
-        models.build(spec),
+    batch = BatchPlan(train.global_batch_size, plan.dp, train.microbatch_size)
+    actions = schedule_of(plan, batch.num_microbatches)[mesh.coordinate.pp]
+    dtype = DTYPES[train.dtype]
+    chunks = _chunks(spec, plan, actions)
+    parallel = parallelize(
+        chunks,
         table,
         mesh,
         source,
-        dtype=DTYPES[train.dtype],
+        dtype=dtype,
         bucket_bytes=int(config.parallel.bucket_mb * 2**20),
     )
-    batch = BatchPlan(train.global_batch_size, mesh.plan.dp, train.microbatch_size)
     return Run(
         config=config,
         spec=spec,
         mesh=mesh,
-        chunk=chunk,
-        actions=one_f_one_b(mesh.plan.pp, batch.num_microbatches)[mesh.coordinate.pp],
+        table=table,
+        parallel=parallel,
+        hops=Hops(
+            mesh=mesh,
+            ranks=stage_ranks(plan.schedule, plan.pp, plan.num_chunks),
+            hidden=spec.hidden_size,
+            dtype=dtype,
+        ),
+        actions=actions,
         batch=batch,
-        optimizer=make_optimizer(optimizer, segments(chunk.buffers)),
-        owned=owned_gradients(chunk.buffers),
+        optimizer=make_optimizer(optimizer, segments(parallel.buffers)),
+        owned=owned_gradients(parallel),
         loss=LossOptions(z_loss=train.z_loss, label_smoothing=train.label_smoothing),
         lr=LrSchedule(
             kind=optimizer.schedule,
@@ -99,6 +142,19 @@ def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> 
             wsd_decay_steps=optimizer.wsd_decay_steps,
         ),
     )
+
+
+def _chunks(spec: ModelSpec, plan: ParallelPlan, actions: Sequence[Action]) -> list[Chunk]:
+    """The stages that `actions` run; the one whose gradients are complete last comes first."""
+    layers, last = stage_layers(spec, plan), plan.num_stages - 1
+    backwards = [action.stage for action in actions if action.kind in (Kind.B, Kind.W)]
+    return [
+        Chunk(
+            stage,
+            models.build(spec, layers=layers[stage], first=stage == 0, last=stage == last),
+        )
+        for stage in dict.fromkeys(reversed(backwards))
+    ]
 
 
 def segments(buffers: Buffers) -> list[Segment]:
@@ -115,17 +171,16 @@ def segments(buffers: Buffers) -> list[Segment]:
     ]
 
 
-def owned_gradients(buffers: Buffers) -> tuple[Tensor, ...]:
+def owned_gradients(parallel: Parallel) -> tuple[Tensor, ...]:
     """The gradient elements that this rank owns in the global norm.
 
-    Of a slice held by several tp ranks the first holder owns it; replicas share it out evenly, so
-    that none sums alone.
+    Of a slice held by several tp ranks the first holder owns it, of a table held by two stages the
+    first one; replicas share it out evenly, so that none sums alone.
     """
-    mesh = buffers.mesh
-    axis_ranks = mesh.axis_ranks()
+    buffers = parallel.buffers
     group = buffers.group
     pieces = []
-    for start, stop in _merged(buffers, axis_ranks):
+    for start, stop in _merged(parallel):
         low = start + (stop - start) * group.index // group.size
         high = start + (stop - start) * (group.index + 1) // group.size
         if low < high:
@@ -133,11 +188,11 @@ def owned_gradients(buffers: Buffers) -> tuple[Tensor, ...]:
     return tuple(pieces)
 
 
-def _merged(buffers: Buffers, axis_ranks: dict[str, int]) -> list[tuple[int, int]]:
+def _merged(parallel: Parallel) -> list[tuple[int, int]]:
     """Stretches of the gradient buffer that this tp rank owns; neighbours joined."""
     spans: list[tuple[int, int]] = []
-    for entry in sorted(buffers.entries.values(), key=lambda entry: entry.start):
-        if not (entry.spec.trainable and entry.spec.is_first_holder(axis_ranks)):
+    for entry in sorted(parallel.buffers.entries.values(), key=lambda entry: entry.start):
+        if not (entry.spec.trainable and parallel.is_first_holder(entry.spec)):
             continue
         if spans and spans[-1][1] == entry.start:
             spans[-1] = (spans[-1][0], entry.stop)

@@ -92,6 +92,6 @@ def _retired(run: Run, folder: Path) -> str:
 
 
 def _check_finite(run: Run, step: int) -> None:
-    for name in run.chunk.buffers.entries:
-        if not bool(torch.isfinite(run.chunk.buffers.param(name)).all()):
+    for name in run.buffers.entries:
+        if not bool(torch.isfinite(run.buffers.param(name)).all()):
             raise StepError(f"step {step}: {name} is not finite; the weights are not saved")

@@ -211,14 +211,14 @@ def preflight_c(run: Run, startup: Startup, *, loaded: bool) -> None:
     store_barrier(startup.store, mesh, "weights")()
     axis_ranks = mesh.axis_ranks()
     shards = {}
-    for name, entry in run.chunk.buffers.entries.items():
+    for name, entry in run.buffers.entries.items():
         split = any(isinstance(place, Shard) for place in entry.spec.placements.values())
         shards[name] = ShardDigest(
             slice_key=repr(entry.spec.slices(axis_ranks)),
-            value=fingerprint(run.chunk.buffers.param(name)),
+            value=fingerprint(run.buffers.param(name)),
             random=split and entry.spec.init.std > 0 and not loaded,
         )
-    check_model(mesh, shards, startup.store)
+    check_model(mesh, shards, startup.store, run.buffers.tied)
 
 
 def _summary(job: Job) -> str:

@@ -56,7 +56,7 @@ def training_record(run: Run, *, samples: int, sizes: Shape, phases: Phases) -> 
         sizes=sizes,
         phases=phases,
         optimizer=run.config.optimizer.name,
-        frozen=tuple(spec.name for spec in run.chunk.table if not spec.trainable),
+        frozen=tuple(spec.name for spec in run.table if not spec.trainable),
         config=plain_config(run.config),
     )
 
@@ -64,16 +64,16 @@ def training_record(run: Run, *, samples: int, sizes: Shape, phases: Phases) -> 
 def local_slices(run: Run) -> Iterator[LocalSlice]:
     """What this rank writes: over all ranks every element of weights and optimizer state once.
 
-    Of the ranks that hold a slice the first along tp writes it; its replicas share the parameters
-    out by size.
+    Of the ranks that hold a slice the first along tp (of a tied table the first stage's) writes it;
+    its replicas share the parameters out by size.
     """
-    buffers = run.chunk.buffers
+    buffers = run.buffers
     axis_ranks = run.mesh.axis_ranks()
     writers = _writers(buffers)
     state = run.optimizer.state()
     kinds = state_kinds(run.config.optimizer)
     for name, entry in buffers.entries.items():
-        if writers[name] != buffers.group.index or not entry.spec.is_first_holder(axis_ranks):
+        if writers[name] != buffers.group.index or not run.parallel.is_first_holder(entry.spec):
             continue
         slices = entry.spec.slices(axis_ranks)
         yield LocalSlice(name, entry.spec.shape, slices, buffers.param(name))
@@ -108,7 +108,7 @@ def restore_optimizer(run: Run, weights: Weights) -> None:
         raise CheckpointError(f"{weights.folder}: holds no training state")
     state, kinds = run.optimizer.state(), state_kinds(run.config.optimizer)
     axis_ranks = run.mesh.axis_ranks()
-    for name, entry in run.chunk.buffers.entries.items():
+    for name, entry in run.buffers.entries.items():
         if not entry.spec.trainable or name in training.frozen:
             continue
         slices = entry.spec.slices(axis_ranks)

@@ -78,9 +78,9 @@ def train_step(
         return StepResult(number, 0.0, 0.0, lr, tokens, 0)
     dropout = (run.config.train.seed, number)
     inputs = [stage_input(batch, run.mesh, dropout=dropout) for batch in batches]
-    buffers = run.chunk.buffers
-    buffers.begin_step()
-    loss_sum = execute(run.actions, run.chunk, inputs, run.loss)
+    buffers = run.buffers
+    buffers.begin_step(len(inputs))
+    loss_sum = execute(run.actions, run.parallel, run.hops, inputs, run.loss)
     buffers.finish()
     verdict = agree(run.owned, _spoken(run, loss_sum), run.mesh, stop=stop)
     if not verdict.finite:
@@ -94,5 +94,5 @@ def train_step(
 
 
 def _spoken(run: Run, loss_sum: Tensor) -> Tensor:
-    """The loss of a replica counts once, though each of its tp ranks holds it."""
+    """The loss of a replica counts once, though each tp rank of its last stage holds it."""
     return loss_sum if run.speaks else torch.zeros_like(loss_sum)

@@ -1,0 +1,92 @@
+"""What happens in the backward pass of one stage, in order.
+
+Owns the order of sums and gradients, from a spec alone. Which of it communicates, and how much, it
+does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from rankmesh.schedule import Kind
+from rankmesh.specs.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The layers of a pipeline stage; whether it has the embedding, and the head."""
+
+    spec: ModelSpec
+    layers: range
+    first: bool
+    last: bool
+
+
+class Work(Enum):
+    """SUM: of an input gradient over tp. SQUARES: of the gradient of mean squares over tp.
+    PRODUCT: a weight gradient, which a split backward makes in W. DEPOSIT: any other gradient.
+    """
+
+    SUM = "sum"
+    SQUARES = "squares"
+    PRODUCT = "product"
+    DEPOSIT = "deposit"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One of them; `name` is the parameter whose gradient it is."""
+
+    work: Work
+    name: str = ""
+
+
+def backward_events(stage: Stage, kind: Kind) -> Iterator[Event]:
+    """Those of B, I or W. Names that a spec does not have do no harm."""
+    for event in _full(stage):
+        if kind is Kind.B or (kind is Kind.W) == (event.work is Work.PRODUCT):
+            yield event
+
+
+def _full(stage: Stage) -> Iterator[Event]:
+    """A column product (head, gate up, q k v) starts its sum before its weight gradient; a row
+    product (down, o) has none; a norm follows the column product that it feeds, and one after the
+    branch precedes it. The table is last, also where it is the head as well.
+    """
+    spec = stage.spec
+    if stage.last:
+        yield Event(Work.SUM)
+        yield Event(Work.PRODUCT, "embed.weight" if spec.tie_embeddings else "head.weight")
+        yield from _norm("norm")
+    for layer in reversed(stage.layers):
+        name = f"layers.{layer}"
+        yield from _norm(f"{name}.mlp_post_norm")
+        yield from _product(f"{name}.mlp", "down")
+        yield Event(Work.SUM)
+        yield from _product(f"{name}.mlp", "gate", "up")
+        yield from _norm(f"{name}.mlp_norm")
+        yield from _norm(f"{name}.attn_post_norm")
+        yield from _product(f"{name}.attn", "o")
+        yield Event(Work.DEPOSIT, f"{name}.attn.qk_norm.k.weight")
+        yield Event(Work.DEPOSIT, f"{name}.attn.qk_norm.q.weight")
+        if spec.qk_norm == "all":
+            yield Event(Work.SQUARES)
+        yield Event(Work.SUM)
+        yield from _product(f"{name}.attn", "q", "k", "v")
+        yield from _norm(f"{name}.attn_norm")
+    if stage.first:
+        yield Event(Work.DEPOSIT, "positions.weight")
+        yield Event(Work.DEPOSIT, "embed.weight")
+
+
+def _product(name: str, *outputs: str) -> Iterator[Event]:
+    """Weights first, then biases."""
+    yield from (Event(Work.PRODUCT, f"{name}.{output}.weight") for output in outputs)
+    yield from (Event(Work.DEPOSIT, f"{name}.{output}.bias") for output in outputs)
+
+
+def _norm(name: str) -> Iterator[Event]:
+    yield Event(Work.DEPOSIT, f"{name}.bias")
+    yield Event(Work.DEPOSIT, f"{name}.weight")
