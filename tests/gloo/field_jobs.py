@@ -241,7 +241,9 @@ def forced_loss(worker: Worker, means: list[list[float]], counts: list[list[int]
     def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
         return hidden.sum() * 0.0 + next(left) * int((labels != IGNORED).sum())
 
-    run.parallel.chunks[0].model.use(replace(run.parallel.chunks[0].model.parts, head_loss=head_loss))
+    run.parallel.chunks[0].model.use(
+        replace(run.parallel.chunks[0].model.parts, head_loss=head_loss)
+    )
     batch = []
     for number, count in enumerate(counts[worker.rank]):
         labels = torch.full((1, 8), IGNORED)

@@ -64,9 +64,7 @@ def case(
     that section.
     """
     spec = getattr(tiny, family)(**(model or {}))
-    config = tiny.config(
-        tp=tp, dp=dp, pp=pp, parallel=parallel, train=train, optimizer=optimizer
-    )
+    config = tiny.config(tp=tp, dp=dp, pp=pp, parallel=parallel, train=train, optimizer=optimizer)
     plan = parallel_plan(config.parallel, worker.world_size)
     mesh = worker.mesh(
         plan, kv_replicas=kv_replicas(spec, plan), tied_embeddings=spec.tie_embeddings
@@ -144,20 +142,20 @@ class Comparison:
             zero = name.endswith(ZERO_IN_EXACT_ARITHMETIC) and self.run.spec.positions == "learned"
             assert zero or bool(reference.any()), f"the reference gradient of {name} is all zero"
             scale = max(expected.norms[0] * factor, 1.0) if zero else float(reference.abs().max())
-            self._tensor("gradient", name, self.run.buffers.grad(name), reference, scale)
+            self.tensor("gradient", name, self.run.buffers.grad(name), reference, scale)
 
     def weights(self, expected: Trace, start: dict[str, Tensor]) -> None:
         for name in self.run.buffers.entries:
             reference = expected.weights[name]
             zero = name.endswith(ZERO_IN_EXACT_ARITHMETIC) and self.run.spec.positions == "learned"
             scale = 1.0 if zero else float(reference.abs().max())
-            self._tensor("weight", name, self.run.buffers.param(name), reference, scale)
+            self.tensor("weight", name, self.run.buffers.param(name), reference, scale)
             moved = float((reference - start[name]).abs().max())
             assert zero or moved > 100 * (self.rtol * scale + self.atol), (
                 f"{name} hardly moved: {moved}"
             )
 
-    def _tensor(self, what: str, name: str, ours: Tensor, theirs: Tensor, scale: float) -> None:
+    def tensor(self, what: str, name: str, ours: Tensor, theirs: Tensor, scale: float) -> None:
         theirs = self._slice(name, theirs)
         assert ours.shape == theirs.shape, (
             f"{what} {name}: shape {ours.shape} against {theirs.shape}"

@@ -22,10 +22,10 @@ class Check:
     args: dict[str, Any] = field(default_factory=dict)
 
 
-def _parity(family: str, tp: int, dp: int, **args: Any) -> Check:
+def _parity(family: str, tp: int, dp: int, pp: int = 1, **args: Any) -> Check:
     """A mesh against the oracle, three steps in fp64."""
-    args = {"family": family, "tp": tp, "dp": dp, "optimizer": SGD} | args
-    return Check("tests.gloo.parity:case", tp * dp, args)
+    args = {"family": family, "tp": tp, "dp": dp, "pp": pp, "optimizer": SGD} | args
+    return Check("tests.gloo.parity:case", tp * dp * pp, args)
 
 
 def _prompt(check: Check) -> Check:
@@ -71,6 +71,18 @@ CHECKS = {
     "not finite": Check("tests.mutants.mesh_facts:not_finite", 2),
     "evaluation tp2": Check("tests.mutants.mesh_facts:evaluation", 2, {"tp": 2, "dp": 1}),
     "evaluation dp2": Check("tests.mutants.mesh_facts:evaluation", 2, {"tp": 1, "dp": 2}),
+    "evaluation pp2": Check("tests.mutants.mesh_facts:evaluation", 2, {"tp": 1, "dp": 1, "pp": 2}),
+    "llama pp2": _parity("llama", 1, 1, 2),
+    "llama pp2 zb": _parity("llama", 1, 1, 2, parallel={"schedule": "zb-h1"}),
+    "gpt2 pp2": _parity("gpt2", 1, 1, 2),
+    "gpt2 pp2 dp2": _parity("gpt2", 1, 2, 2),
+    "gpt2 V dp2 prompt": _prompt(
+        _parity(
+            "gpt2", 1, 2, 2,
+            model={"num_layers": 4}, parallel={"schedule": "zb-v", "num_chunks": 2},
+        )
+    ),
+    "headers": Check("tests.mutants.mesh_facts:headers", 2),
     "qwen3 tp2": _parity("qwen3", 2, 1),
     "gemma2 tp2": _parity("gemma2", 2, 1),
     "olmo2 tp2": _parity("olmo2", 2, 1),

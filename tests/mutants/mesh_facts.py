@@ -21,7 +21,7 @@ from rankmesh.comm.seam import Group, Seam, TorchTransport
 from rankmesh.config.load import load_config
 from rankmesh.data.order import SampleOrder
 from rankmesh.data.samples import Samples
-from rankmesh.errors import StepError
+from rankmesh.errors import MeshError, StepError
 from rankmesh.nn import Layout, LossOptions
 from rankmesh.optim.norm import agree
 from rankmesh.specs.model import ModelSpec
@@ -35,7 +35,7 @@ from rankmesh.train.loop import Hooks, train_loop
 from rankmesh.train.run import Run, assemble, fresh_values
 from rankmesh.train.step import train_step
 from tests import runs, tiny
-from tests.gloo import field_jobs, parity
+from tests.gloo import field_jobs, parity, pipeline_jobs
 
 
 class PromptTransport(TorchTransport):
@@ -85,10 +85,10 @@ def unused(worker: Worker) -> None:
         assert (second > 0) == (step % 2 == 0), f"unused: {second} in step {step}"
 
 
-def _assembled(worker: Worker, spec: ModelSpec, tp: int, dp: int) -> Run:
-    plan = ParallelPlan(tp=tp, dp=dp)
+def _assembled(worker: Worker, spec: ModelSpec, tp: int, dp: int, pp: int = 1) -> Run:
+    plan = ParallelPlan(tp=tp, dp=dp, pp=pp)
     mesh = worker.mesh(plan, kv_replicas=kv_replicas(spec, plan))
-    config = tiny.config(tp=tp, dp=dp)
+    config = tiny.config(tp=tp, dp=dp, pp=pp)
     return assemble(config, spec, mesh, fresh_values(config.train.seed))
 
 
@@ -142,12 +142,22 @@ class Noise:
         return (np.arange(start, stop) ** 2 * 7919 + 31) % 1009 % 61
 
 
-def evaluation(worker: Worker, *, tp: int, dp: int) -> None:
+def headers(worker: Worker) -> None:
+    """A sender that takes the microbatches in another order is found out by its first message."""
+    try:
+        pipeline_jobs.strange_message(worker, "stage")
+    except MeshError as error:
+        assert "expected the activation" in str(error) or worker.rank == 0
+    else:
+        raise AssertionError("a message of another microbatch passed")
+
+
+def evaluation(worker: Worker, *, tp: int, dp: int, pp: int = 1) -> None:
     """The mean over every target of a set that fills no whole batch, without dropout."""
     length, count = 11, 9
     samples = Samples([Noise(count * length + 1)], length)  # type: ignore[list-item]
     spec = tiny.llama(dropout=0.3, attention_dropout=0.3)
-    run = _assembled(worker, spec, tp, dp)
+    run = _assembled(worker, spec, tp, dp, pp)
     whole = models.build(spec, device="cpu", dtype=torch.float64)
     load_values(
         whole, parity.whole_values(param_table(spec, ParallelPlan()), run.config.train.seed)

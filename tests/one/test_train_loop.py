@@ -103,7 +103,9 @@ def forced(run: Run, means: Sequence[float]) -> None:
     def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions) -> Tensor:
         return hidden.sum() * 0.0 + next(left) * int((labels != IGNORED).sum())
 
-    run.parallel.chunks[0].model.use(replace(run.parallel.chunks[0].model.parts, head_loss=head_loss))
+    run.parallel.chunks[0].model.use(
+        replace(run.parallel.chunks[0].model.parts, head_loss=head_loss)
+    )
 
 
 def rows_with(counts: Sequence[int]) -> list[Microbatch]:

@@ -291,7 +291,9 @@ def test_what_this_release_cannot_run(fields, word):
 
 def test_what_this_release_runs():
     check_release(ParallelPlan(tp=4, dp=6, pp=3, order=("dp", "tp", "cp", "pp")))
-    check_release(ParallelPlan(pp=2, num_chunks=3, schedule="interleaved", layout=(0, 1, 1, 1, 1, 0)))
+    check_release(
+        ParallelPlan(pp=2, num_chunks=3, schedule="interleaved", layout=(0, 1, 1, 1, 1, 0))
+    )
     line = refusal(check_release, ParallelPlan(ep=2, dp=2, cp=2))
     assert "ep 2" in line and "cp 2" in line
 

@@ -29,7 +29,12 @@ def test_even_examples():
 
 
 def test_80_layers_on_4_stages():
-    assert layers_of_stages([1.0] * 80, 4) == (range(20), range(20, 40), range(40, 60), range(60, 80))
+    assert layers_of_stages([1.0] * 80, 4) == (
+        range(20),
+        range(20, 40),
+        range(40, 60),
+        range(60, 80),
+    )
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
@@ -62,9 +67,7 @@ def test_the_dearest_stage_is_as_cheap_as_can_be(costs, stages, first, last):
         return max(sums), sum(one**2 for one in sums)
 
     inner = itertools.combinations(range(1, len(costs)), stages - 1)
-    cuts = [
-        [range(*pair) for pair in itertools.pairwise((0, *cut, len(costs)))] for cut in inner
-    ]
+    cuts = [[range(*pair) for pair in itertools.pairwise((0, *cut, len(costs)))] for cut in inner]
     found = layers_of_stages(costs, stages, first=first, last=last)
     assert loads(found) == min(map(loads, cuts))
 

@@ -34,7 +34,10 @@ def shape(**given: object) -> StepShape:
 
 def short(collectives: tuple[Collective, ...]) -> list[str]:
     ops = {"all_reduce": "AR", "all_gather": "AG"}
-    return [f"{ops.get(one.op, one.op)} {one.axis} {one.phase} {one.payload_bytes}" for one in collectives]
+    return [
+        f"{ops.get(one.op, one.op)} {one.axis} {one.phase} {one.payload_bytes}"
+        for one in collectives
+    ]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,6 @@ class TorchTransport:
     def broadcast(self, tensor: Tensor, group: Group, source: int) -> Any:
         return dist.broadcast(tensor, group.ranks[source], group=group.handle, async_op=True)
 
-
     def hops(self, hops: Sequence[Hop], group: Group) -> list[Any]:
         ops = {"send": dist.isend, "receive": dist.irecv}
         works = dist.batch_isend_irecv(

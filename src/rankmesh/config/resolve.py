@@ -17,7 +17,7 @@ from rankmesh.specs.presets import names, preset
 from rankmesh.topology.plan import ParallelPlan
 
 _NOT_SPEC = ("preset", "init_from")
-_NOT_PLAN = ("bucket_mb",)
+_NOT_PLAN = ("schedule_costs", "schedule_memory", "schedule_file", "bucket_mb")
 
 
 def model_spec(config: ModelConfig, base: ModelSpec | None = None) -> ModelSpec:

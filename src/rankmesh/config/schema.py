@@ -48,6 +48,19 @@ class ParallelConfig(Section):
     dp: int | None = option(None, "data parallel size; default: world size / (tp * cp * pp)", COUNT)
     num_chunks: int = option(1, "pipeline stages held by each rank", COUNT)
     schedule: str = option("1f1b", "pipeline schedule", OneOf(tuple(SCHEDULES)))
+    schedule_costs: tuple[float, float, float, float] = option(
+        (1.0, 1.0, 1.0, 0.0),
+        "durations of F, I, W and a message, in any unit, where schedule_memory is set",
+        NOT_NEGATIVE,
+    )
+    schedule_memory: float | None = option(
+        None,
+        "activations of one chunk that a rank may hold; zero-bubble schedules are arranged for it",
+        POSITIVE,
+    )
+    schedule_file: str | None = option(
+        None, "a schedule of your own; its stages stand where `schedule` places them"
+    )
     layout: tuple[int, ...] | None = option(
         None, "layers of each pipeline stage, in order; default: balanced", NOT_NEGATIVE
     )
@@ -249,6 +262,9 @@ class LogConfig(Section):
     )
     timeout_s: float = option(
         600.0, "seconds until a collective that does not end is an error", POSITIVE
+    )
+    debug: bool = option(
+        False, "check every message between pipeline stages, not only those of the first step"
     )
     console: str = option(
         "auto", "auto = lines and a bar on a terminal, else lines", OneOf(("auto", "bar", "lines"))

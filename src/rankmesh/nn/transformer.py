@@ -79,7 +79,8 @@ class Transformer(Piece):
     stages.
 
     With `head` None and `tied` True the output projection is the embedding table; a last stage that
-    holds the table for that alone has `enters` False. Embeddings are multiplied with `embed_scale`, logits capped softly at `logit_softcap` (0 = not).
+    holds the table for that alone has `enters` False. Embeddings are multiplied with `embed_scale`,
+    logits capped softly at `logit_softcap` (0 = not).
     """
 
     def __init__(

@@ -191,9 +191,7 @@ class _Products:
 
     def head(self, weight: Tensor) -> Product:
         sizes = (weight.shape[0],)
-        return Product(
-            self.slots[weight], None, sizes, self.seam, self.later, reduce_grad=self.tp
-        )
+        return Product(self.slots[weight], None, sizes, self.seam, self.later, reduce_grad=self.tp)
 
     def _of(self, linears: list[nn.Linear]) -> Product:
         bias = linears[0].bias

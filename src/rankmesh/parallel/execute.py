@@ -138,9 +138,9 @@ def execute(
     this rank holds the last stage, else zero (fp64, one element).
 
     Main gradients of the sum accumulate in the buffers, which start each bucket's reduction when
-    its last gradient has come: call `buffers.begin_step(microbatches)` before and `buffers.finish()`
-    after. Without any backward action nothing is kept for one. Raises ValueError where the schedule
-    is made for another number of microbatches.
+    its last gradient has come: call `buffers.begin_step(microbatches)` before and
+    `buffers.finish()` after. Without any backward action nothing is kept for one. Raises ValueError
+    where the schedule is made for another number of microbatches.
     """
     wanted = {action.microbatch for action in actions}
     if wanted != set(range(len(inputs))):

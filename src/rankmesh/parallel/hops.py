@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -51,13 +51,15 @@ class Hops:
 
     ranks: pipeline rank of each stage. hidden, dtype: width and type of an activation [N, hidden].
     checked: whether each message is announced by a header that the receiver compares with what it
-    expects; receives then block. Of messages sent at most two a stage are kept.
+    expects; receives then block. So it is until the end of the first pass, and with `always` for
+    ever. Of messages sent at most two a stage are kept.
     """
 
     mesh: Mesh
     ranks: tuple[int, ...]
     hidden: int
     dtype: torch.dtype
+    always: bool = False
     checked: bool = True
     _sent: deque[Handle] = field(default_factory=deque)
 
@@ -75,26 +77,27 @@ class Hops:
 
         outgoing: tensors by the sending action, taken out. rows: tokens N of each microbatch.
         """
-        if not actions:
-            return {}
-        hops = [self._hop(action, outgoing, rows) for action in actions]
-        if self.checked:
-            self._announce(actions, hops)
-        handles = self.mesh.seam.hops(hops, self.mesh.group("pp"))
         arrivals = {}
-        for action, hop, handle in zip(actions, hops, handles, strict=True):
-            if action.kind in _SENDS:
-                self._sent.append(handle)
-            else:
-                key = (action.kind, action.stage, action.microbatch)
-                arrivals[key] = Arrival(hop.tensor, handle)
+        # A checked message stands alone: its header comes first, and is read before the message.
+        parts = [[action] for action in actions] if self.checked else [list(actions)]
+        for part in parts:
+            hops = [self._hop(action, outgoing, rows) for action in part]
+            if self.checked:
+                self._announce(part[0], hops[0])
+            handles = self.mesh.seam.hops(hops, self.mesh.group("pp"))
+            for action, hop, handle in zip(part, hops, handles, strict=True):
+                if action.kind in _SENDS:
+                    self._sent.append(handle)
+                else:
+                    key = (action.kind, action.stage, action.microbatch)
+                    arrivals[key] = Arrival(hop.tensor, handle)
         self._let_go(2 * len(self.ranks))
         return arrivals
 
     def finish(self) -> None:
-        """Wait for all that was sent. The next step's messages are not checked."""
+        """Wait for all that was sent: the end of a pass."""
         self._let_go(0)
-        self.checked = False
+        self.checked = self.always
 
     def _let_go(self, kept: int) -> None:
         """Wait for the oldest messages sent; a checked schedule makes sure that it ends."""
@@ -114,25 +117,24 @@ class Hops:
         verb = f"{action.kind} ({where}) {'to' if sends else 'from'} pipeline rank {peer}"
         return Hop("send" if sends else "receive", tensor.contiguous(), peer, phase, verb)
 
-    def _announce(self, actions: Sequence[Action], hops: Sequence[Hop]) -> None:
-        """Send a header before each message, and compare those that come with what is expected."""
+    def _announce(self, action: Action, hop: Hop) -> None:
+        """Send a header before a message, or compare the one that comes with what is expected."""
         own = self.mesh.group("pp").index
-        wanted, headers = [], []
-        for action, hop in zip(actions, hops, strict=True):
-            sender = own if hop.op == "send" else hop.peer
-            wanted.append(_header(sender, action, hop))
-            numbers = wanted[-1] if hop.op == "send" else (0,) * len(wanted[-1])
-            header = torch.tensor(numbers, dtype=torch.int64, device=self.mesh.device)
-            headers.append(Hop(hop.op, header, hop.peer, "check", f"header of {hop.label}"))
-        for handle in self.mesh.seam.hops(headers, self.mesh.group("pp")):
-            handle.wait()
-        for action, header, expected in zip(actions, headers, wanted, strict=True):
-            came = tuple(header.tensor.tolist())
-            if came != expected:
-                raise MeshError(
-                    f"pipeline rank {own} at {action}: expected {_words(expected)}; "
-                    f"came {_words(came)}"
-                )
+        expected = _header(own if hop.op == "send" else hop.peer, action, hop)
+        header = torch.tensor(expected, dtype=torch.int64, device=self.mesh.device)
+        label = f"header of {hop.label}"
+        (handle,) = self.mesh.seam.hops(
+            [replace(hop, tensor=header, phase="check", label=label)], self.mesh.group("pp")
+        )
+        if hop.op == "send":
+            self._sent.append(handle)
+            return
+        handle.wait()
+        came = tuple(header.tolist())
+        if came != expected:
+            raise MeshError(
+                f"pipeline rank {own} at {action}: expected {_words(expected)}; came {_words(came)}"
+            )
 
 
 def _other(action: Action) -> int:

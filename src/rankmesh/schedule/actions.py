@@ -1,4 +1,4 @@
-"""The vocabulary of schedules: an action, and a tuple of them for each pipeline rank.
+"""The vocabulary of schedules: an action, what it costs, and the actions of every pipeline rank.
 
 Owns the words; it knows no order of actions and nothing that carries them out.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from rankmesh.errors import PlanError
 
 
 class Kind(StrEnum):
@@ -20,6 +22,9 @@ class Kind(StrEnum):
     RECV_F = "RECV_F"  # the input of F from the previous stage
     SEND_B = "SEND_B"  # the input's gradient to the previous stage
     RECV_B = "RECV_B"  # the output's gradient from the next stage
+
+
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +41,35 @@ class Action:
 
 # For each pipeline rank its actions in order.
 Schedule = tuple[tuple[Action, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Time that F, I and W of one stage take, and a transfer between ranks; B takes i + w.
+
+    Any unit, the same for all four. Raises PlanError unless f, i and w are above 0, send is at
+    least 0, and none is above 1e100, so that sums stay finite.
+    """
+
+    f: float = 1.0
+    i: float = 1.0
+    w: float = 1.0
+    send: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("f", "i", "w", "send"):
+            value = getattr(self, name)
+            right = value >= 0 if name == "send" else value > 0
+            if not (right and value <= 1e100):
+                least = "of at least" if name == "send" else "above"
+                raise PlanError(
+                    f"cost {name} {value}: a number {least} 0, at most 1e100, is needed"
+                )
+
+    def of(self, kind: Kind) -> float:
+        """Time of one action; 0 for communication, which occupies no rank."""
+        times = {Kind.F: self.f, Kind.B: self.i + self.w, Kind.I: self.i, Kind.W: self.w}
+        return times.get(kind, 0.0)
+
+
+UNIT_COSTS = Costs()

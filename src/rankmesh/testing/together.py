@@ -6,14 +6,16 @@ Owns a transport behind the seam whose ranks meet at a barrier. It knows no torc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Queue
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from rankmesh.comm.seam import Group, Ledger, Seam
+from rankmesh.comm.seam import Group, Hop, Ledger, Seam
 
 T = TypeVar("T")
 _TIMEOUT_S = 20.0
@@ -27,6 +29,20 @@ class _Table:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=_TIMEOUT_S)
         self.tensors: list[Tensor | None] = [None] * size
+        # From one rank to another, in order.
+        self.mail: list[list[Queue[Tensor]]] = [[Queue() for _ in range(size)] for _ in range(size)]
+
+
+@dataclass
+class _Coming:
+    """A message that is read when it is waited for."""
+
+    mail: Queue[Tensor]
+    tensor: Tensor
+
+    def wait(self) -> None:
+        """Raises queue.Empty where it does not come."""
+        self.tensor.copy_(self.mail.get(timeout=_TIMEOUT_S))
 
 
 class ThreadTransport:
@@ -60,6 +76,17 @@ class ThreadTransport:
 
     def broadcast(self, tensor: Tensor, group: Group, source: int) -> None:
         tensor.copy_(self._exchange(tensor, group)[source])
+
+    def hops(self, hops: Sequence[Hop], group: Group) -> list[_Coming | None]:
+        """What is sent is laid down at once, so that senders never wait."""
+        works: list[_Coming | None] = []
+        for hop in hops:
+            if hop.op == "send":
+                self._table.mail[group.index][hop.peer].put(hop.tensor.detach().clone())
+                works.append(None)
+            else:
+                works.append(_Coming(self._table.mail[hop.peer][group.index], hop.tensor))
+        return works
 
 
 def run_together(size: int, rank_main: Callable[[Seam, Group], T], *, name: str = "tp") -> list[T]:

@@ -99,7 +99,9 @@ def step_collectives(
     buckets = _Buckets(spec, plan, shape, stages)
     found = [_make("all_reduce", "dp_cp", plan.dp, "count", 2 * 8)]
     for action in actions:
-        stage = Stage(spec, layers[action.stage], action.stage == 0, action.stage == len(layers) - 1)
+        stage = Stage(
+            spec, layers[action.stage], action.stage == 0, action.stage == len(layers) - 1
+        )
         found += _collectives(action, stage, plan, shape, buckets)
     found += buckets.late()
     held = sum(len(layers[stage]) for stage in stages)

@@ -48,12 +48,12 @@ class ParallelPlan:
     etp is 1 unless asked for, whatever tp and ep are: the weights of one expert are small, and a
     cut through them costs two collectives a layer. Experts are then split by ep alone.
 
-    num_chunks: virtual stages a rank. layout: layers of each of the pp * num_chunks stages, in order;
-    None for a split balanced by cost. zero: 0..3, what is sharded (nothing, optimizer state,
+    num_chunks: virtual stages a rank. layout: layers of each of the pp * num_chunks stages, in
+    order; None for a split balanced by cost. zero: 0..3, what is sharded (nothing, optimizer state,
     gradients, parameters). zero_group: ranks that share one set of shards, a divisor of dp * cp;
-    None for all of them. cp_kind: how attention crosses cp. cp_ulysses: neighbouring cp ranks
-    that exchange heads, the rest being the ring; with cp_kind "ulysses" it is all of cp. order:
-    the dense axes, fastest-varying first.
+    None for all of them. cp_kind: how attention crosses cp. cp_ulysses: neighbouring cp ranks that
+    exchange heads, the rest being the ring; with cp_kind "ulysses" it is all of cp. order: the
+    dense axes, fastest-varying first.
     """
 
     tp: int = 1

@@ -22,11 +22,13 @@ from rankmesh.errors import ConfigError
 from rankmesh.parallel.apply import Source
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import param_table
+from rankmesh.topology.batch import BatchPlan
 from rankmesh.topology.params import ParamSpec, Slices
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.topology.release import check_release
 from rankmesh.train.resume import Resume, check_resume, find_resume
 from rankmesh.train.run import fresh_values
+from rankmesh.train.schedules import training_schedule
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ def prepare_job(config: RunConfig, world_size: int) -> Job:
     check_fits(config, spec)
     plan = parallel_plan(config.parallel, world_size)
     check_release(plan)
+    batch = BatchPlan(config.train.global_batch_size, plan.dp, config.train.microbatch_size)
+    training_schedule(config.parallel, plan, batch.num_microbatches)
     table = param_table(spec, plan)
     train = _samples(config, "train", spec)
     if train is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,20 +22,13 @@ from rankmesh.optim.update import SGD, AdamW, Optimizer
 from rankmesh.parallel.apply import Chunk, Parallel, Source, parallelize
 from rankmesh.parallel.buffers import Buffers
 from rankmesh.parallel.hops import Hops
-from rankmesh.schedule import (
-    Action,
-    Kind,
-    Schedule,
-    build_schedule,
-    check_schedule,
-    stage_ranks,
-    with_communication,
-)
+from rankmesh.schedule import Action, Kind, stage_ranks
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import param_table, stage_layers
 from rankmesh.topology.batch import BatchPlan
 from rankmesh.topology.params import ParamSpec, ParamTable, Slices
 from rankmesh.topology.plan import ParallelPlan
+from rankmesh.train.schedules import forward_schedule, training_schedule
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -71,9 +63,7 @@ class Run:
 
     def forward_actions(self, microbatches: int) -> tuple[Action, ...]:
         """This rank's part of a forward pass alone, in the order of the training schedule."""
-        mine = schedule_of(self.mesh.plan, microbatches)[self.mesh.coordinate.pp]
-        forward = (Kind.F, Kind.SEND_F, Kind.RECV_F)
-        return tuple(action for action in mine if action.kind in forward)
+        return forward_schedule(self.mesh.plan, microbatches)[self.mesh.coordinate.pp]
 
 
 def fresh_values(seed: int) -> Source:
@@ -83,15 +73,6 @@ def fresh_values(seed: int) -> Source:
         return models.initial_values(spec.init, spec.name, spec.shape, slices, seed)
 
     return source
-
-
-@lru_cache(maxsize=8)
-def schedule_of(plan: ParallelPlan, microbatches: int) -> Schedule:
-    """The plan's schedule with its messages, checked."""
-    actions = build_schedule(plan.schedule, plan.pp, plan.num_chunks, microbatches)
-    schedule = with_communication(actions)
-    check_schedule(schedule, plan.num_stages, microbatches)
-    return schedule
 
 
 def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> Run:
@@ -105,7 +86,8 @@ def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> 
         decay_embeddings=optimizer.decay_embeddings,
     )
     batch = BatchPlan(train.global_batch_size, plan.dp, train.microbatch_size)
-    actions = schedule_of(plan, batch.num_microbatches)[mesh.coordinate.pp]
+    schedule = training_schedule(config.parallel, plan, batch.num_microbatches)
+    actions = schedule[mesh.coordinate.pp]
     dtype = DTYPES[train.dtype]
     chunks = _chunks(spec, plan, actions)
     parallel = parallelize(
@@ -127,6 +109,7 @@ def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> 
             ranks=stage_ranks(plan.schedule, plan.pp, plan.num_chunks),
             hidden=spec.hidden_size,
             dtype=dtype,
+            always=config.log.debug,
         ),
         actions=actions,
         batch=batch,
