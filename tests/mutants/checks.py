@@ -76,13 +76,7 @@ CHECKS = {
     "llama pp2 zb": _parity("llama", 1, 1, 2, parallel={"schedule": "zb-h1"}),
     "gpt2 pp2": _parity("gpt2", 1, 1, 2),
     "gpt2 pp2 dp2": _parity("gpt2", 1, 2, 2),
-    "gpt2 V dp2 prompt": _prompt(
-        _parity(
-            "gpt2", 1, 2, 2,
-            model={"num_layers": 4}, parallel={"schedule": "zb-v", "num_chunks": 2},
-        )
-    ),
-    "headers": Check("tests.mutants.mesh_facts:headers", 2),
+    "headers": Check("tests.mutants.mesh_facts:headers"),
     "qwen3 tp2": _parity("qwen3", 2, 1),
     "gemma2 tp2": _parity("gemma2", 2, 1),
     "olmo2 tp2": _parity("olmo2", 2, 1),

@@ -24,9 +24,12 @@ from rankmesh.data.samples import Samples
 from rankmesh.errors import MeshError, StepError
 from rankmesh.nn import Layout, LossOptions
 from rankmesh.optim.norm import agree
+from rankmesh.parallel.hops import Hops
+from rankmesh.schedule import Action, Kind
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import kv_replicas, param_table
 from rankmesh.testing.oracle import WholeBatch, load_values
+from rankmesh.testing.together import run_together
 from rankmesh.testing.worker import Worker
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.train.build import prepare_job
@@ -35,7 +38,7 @@ from rankmesh.train.loop import Hooks, train_loop
 from rankmesh.train.run import Run, assemble, fresh_values
 from rankmesh.train.step import train_step
 from tests import runs, tiny
-from tests.gloo import field_jobs, parity, pipeline_jobs
+from tests.gloo import field_jobs, parity
 
 
 class PromptTransport(TorchTransport):
@@ -143,13 +146,24 @@ class Noise:
 
 
 def headers(worker: Worker) -> None:
-    """A sender that takes the microbatches in another order is found out by its first message."""
-    try:
-        pipeline_jobs.strange_message(worker, "stage")
-    except MeshError as error:
-        assert "expected the activation" in str(error) or worker.rank == 0
-    else:
-        raise AssertionError("a message of another microbatch passed")
+    """Microbatch 1 arrives where microbatch 0 is expected."""
+
+    def rank_main(seam: Seam, group: Group) -> str:
+        mesh = Mesh(ParallelPlan(pp=2), group.index, torch.device("cpu"), seam, {"pp": group})
+        hops = Hops(mesh=mesh, ranks=(0, 1), hidden=3, dtype=torch.float64)
+        sent = {(Kind.SEND_F, 0, 1): torch.ones(4, 3, dtype=torch.float64)}
+        sending = group.index == 0
+        action = Action(Kind.SEND_F, 0, 1) if sending else Action(Kind.RECV_F, 1, 0)
+        try:
+            hops.commit([action], sent, [4, 4])
+        except MeshError as error:
+            return str(error)
+        return ""
+
+    said = run_together(2, rank_main, name="pp")
+    assert "expected the activation of microbatch 0" in said[1], (
+        f"a message of another microbatch passed: {said}"
+    )
 
 
 def evaluation(worker: Worker, *, tp: int, dp: int, pp: int = 1) -> None:
