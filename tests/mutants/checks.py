@@ -100,4 +100,9 @@ CHECKS = {
     "initial": _fact("initial"),
     "batches": _fact("batches"),
     "rates": _fact("rates"),
+    "schedule orders": Check("tests.mutants.schedules:orders"),
+    "schedule times": Check("tests.mutants.schedules:times"),
+    "schedule communication": Check("tests.mutants.schedules:communication"),
+    "schedule checker": Check("tests.mutants.schedules:checker"),
+    "schedule memory": Check("tests.mutants.schedules:memory"),
 }  # fmt: skip

@@ -26,6 +26,11 @@ def parse(text):
     )
 
 
+# Two ranks, one stage and two microbatches each, with communication: rank 0, then rank 1.
+FIRST = "F0.0 SEND_F0.0 F0.1 SEND_F0.1 RECV_B0.0 B0.0 RECV_B0.1 B0.1"
+SECOND = "RECV_F1.0 F1.0 B1.0 RECV_F1.1 SEND_B1.0 F1.1 B1.1 SEND_B1.1"
+
+
 def test_one_stage_is_gradient_accumulation():
     assert one_f_one_b(1, 3) == parse("F0.0 B0.0 F0.1 B0.1 F0.2 B0.2")
 
@@ -101,7 +106,46 @@ def test_faults_are_named(text, stages, line):
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("rank", "old", "new", "line"),
+    [
+        (0, "", "", None),
+        # One by one both ranks would send first and wait for ever; together they pass.
+        (1, "RECV_F1.1 SEND_B1.0", "SEND_B1.0 RECV_F1.1", None),
+        (1, "RECV_F1.1 SEND_B1.0 F1.1", "SEND_B1.0 F1.1 RECV_F1.1", "rank 1 at F1.1"),
+        (0, "F0.0 SEND_F0.0", "SEND_F0.0 F0.0", "rank 0 at SEND_F0.0, rank 1 at RECV_F1.0"),
+        (0, "RECV_B0.0 B0.0", "B0.0 RECV_B0.0", "waits for itself: rank 0 at B0.0"),
+        (0, "SEND_F0.1 ", "", "SEND_F0.1: found 0, needed 1"),
+        (0, "SEND_F0.1", "SEND_F0.1 SEND_F0.1", "SEND_F0.1: found 2, needed 1"),
+        (1, "RECV_F1.1 ", "", "rank 0 sends 2 tensors to rank 1, which receives 1"),
+        (1, "RECV_F1.0 F1.0", "RECV_F1.1 F1.0", "sends SEND_F0.0 where rank 1 receives RECV_F1.1"),
+        (0, "RECV_B0.1 B0.1", "RECV_B0.1 B0.1 SEND_B0.1", "SEND_B0.1 on rank 0 has no partner"),
+        (1, "F1.1", "F1.1 SEND_F0.0", "SEND_F0.0 on rank 1 has no partner"),
+    ],
+)
+def test_faults_of_communication_are_named(rank, old, new, line):
+    lines = [FIRST, SECOND]
+    assert old in lines[rank]
+    lines[rank] = lines[rank].replace(old, new, 1)
+    schedule = parse("\n".join(lines))
+    if line is None:
+        check_schedule(schedule, 2, 2)
+        return
+    with pytest.raises(PlanError) as caught:
+        check_schedule(schedule, 2, 2)
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_error_names_a_few_ranks():
+    """A line of a thousand ranks helps nobody."""
+    schedule = tuple((Action(Kind.B, rank, 0), Action(Kind.F, rank, 0)) for rank in range(20))
+    with pytest.raises(PlanError, match="rank 0 at B0.0, .*, rank 7 at B7.0, 12 ranks more$"):
+        check_schedule(schedule, 20, 1)
+
+
 def test_numbers_below_one_are_refused():
     for stages, microbatches in ((0, 1), (1, 0)):
-        with pytest.raises(PlanError, match=f"{stages} stages and {microbatches} microbatches"):
+        with pytest.raises(
+            PlanError, match=f"1f1b of {stages} ranks.* {microbatches} microbatches"
+        ):
             one_f_one_b(stages, microbatches)

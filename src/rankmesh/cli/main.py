@@ -44,6 +44,11 @@ COMMANDS = {
     "map": _command(
         "map", "rank map and groups of any world, without processes", body="rankmesh.cli.map_run"
     ),
+    "schedule": _command(
+        "schedule",
+        "a pipeline schedule drawn, with bubble and live activations",
+        body="rankmesh.cli.schedule_run",
+    ),
     "prepare": _command(
         "prepare",
         "turn text, JSON lines or parquet into token files",

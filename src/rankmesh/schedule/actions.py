@@ -23,6 +23,12 @@ class Kind(StrEnum):
     SEND_B = "SEND_B"  # the input's gradient to the previous stage
     RECV_B = "RECV_B"  # the output's gradient from the next stage
 
+    # Enum's own is slow, and schedules are looked up by the ten thousand.
+    __hash__ = str.__hash__
+
+
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
@@ -47,8 +53,8 @@ Schedule = tuple[tuple[Action, ...], ...]
 class Costs:
     """Time that F, I and W of one stage take, and a transfer between ranks; B takes i + w.
 
-    Any unit, the same for all four. Raises PlanError unless f, i and w are above 0, send is at
-    least 0, and none is above 1e100, so that sums stay finite.
+    Any unit, the same for all four. Raises PlanError unless f, i and w lie between 1e-100 and 1e100
+    and send between 0 and 1e100: what is computed from them stays finite.
     """
 
     f: float = 1.0
@@ -57,14 +63,10 @@ class Costs:
     send: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("f", "i", "w", "send"):
+        for name, least in (("f", 1e-100), ("i", 1e-100), ("w", 1e-100), ("send", 0.0)):
             value = getattr(self, name)
-            right = value >= 0 if name == "send" else value > 0
-            if not (right and value <= 1e100):
-                least = "of at least" if name == "send" else "above"
-                raise PlanError(
-                    f"cost {name} {value}: a number {least} 0, at most 1e100, is needed"
-                )
+            if not least <= value <= 1e100:
+                raise PlanError(f"cost {name} {value}: a number from {least:g} to 1e100 is needed")
 
     def of(self, kind: Kind) -> float:
         """Time of one action; 0 for communication, which occupies no rank."""

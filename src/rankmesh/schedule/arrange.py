@@ -8,6 +8,7 @@ F as far as memory allows, let no I wait, and fill holes with W.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,15 +58,15 @@ def _published(ranks: int, chunks: int, microbatches: int, memory: float) -> lis
 
 @dataclass
 class _Rank:
-    """What a rank has before it: microbatches whose F or I could run from a time on, kept W."""
+    """A rank in the middle of a schedule."""
 
     stages: list[int]
     free: float = 0.0
     held: int = 0
-    forward: dict[int, deque[tuple[float, int]]] = field(default_factory=dict)
-    backward: dict[int, deque[tuple[float, int]]] = field(default_factory=dict)
     kept: deque[Action] = field(default_factory=deque)
     actions: list[Action] = field(default_factory=list)
+    # By kind (F or I) and stage: from when on, and which microbatch.
+    inbox: dict[tuple[Kind, int], deque[tuple[float, int]]] = field(default_factory=dict)
 
 
 class _Player:
@@ -76,68 +77,69 @@ class _Player:
     ) -> None:
         self.homes, self.costs = homes, costs
         self.memory, self.patience = memory, patience
-        self.ranks = [
-            _Rank([stage for stage, home in enumerate(homes) if home == rank])
-            for rank in range(max(homes) + 1)
-        ]
+        self.ranks = [_Rank([]) for _ in set(homes)]
+        for stage, home in enumerate(homes):
+            self.ranks[home].stages.append(stage)
         for rank in self.ranks:
-            for stage in rank.stages:
-                rank.forward[stage], rank.backward[stage] = deque(), deque()
-        self.ranks[homes[0]].forward[0].extend((0.0, k) for k in range(microbatches))
-        self.clock = [(0.0, homes[0])]
+            # The most urgent first: I before F, the stages near the loss before the others.
+            urgent = [(kind, s) for kind in (Kind.I, Kind.F) for s in reversed(rank.stages)]
+            rank.inbox = {key: deque() for key in urgent}
+        # When to look at which rank.
+        self.clock: list[tuple[float, int]] = []
+        for microbatch in range(microbatches):
+            self._deliver(Kind.F, 0, microbatch, 0.0)
 
     def play(self) -> Schedule:
         """The actions of every rank when all have ended."""
         while self.clock:
-            now, number = heapq.heappop(self.clock)
-            rank = self.ranks[number]
-            if rank.free <= now:
-                action = self._choose(rank, now)
-                if action is not None:
-                    self._do(number, action, now)
+            now, home = heapq.heappop(self.clock)
+            rank = self.ranks[home]
+            action = self._choose(rank, now) if rank.free <= now else None
+            if action is not None:
+                self._do(rank, action, now)
         return tuple(tuple(rank.actions) for rank in self.ranks)
 
     def _choose(self, rank: _Rank, now: float) -> Action | None:
         """The next action of a free rank; None to wait for the next arrival."""
-        for stage in reversed(rank.stages):
-            queue = rank.backward[stage]
-            if queue and queue[0][0] <= now:
-                return Action(Kind.I, stage, queue[0][1])
-        for place, stage in reversed(list(enumerate(rank.stages))):
-            queue = rank.forward[stage]
-            # A chunk leaves room for those behind it: the oldest microbatch must get through.
-            room = rank.held + len(rank.stages) - place <= self.memory
-            if queue and queue[0][0] <= now and room:
-                return Action(Kind.F, stage, queue[0][1])
-        coming = [q[0][0] for q in (*rank.backward.values(), *rank.forward.values()) if q]
-        hole = min((time for time in coming if time > now), default=float("inf")) - now
-        if rank.kept and hole >= self.patience * self.costs.w:
-            return rank.kept[0]
-        return None
+        coming = math.inf
+        for (kind, stage), queue in rank.inbox.items():
+            if not queue:
+                continue
+            time, microbatch = queue[0]
+            if time > now:
+                coming = min(coming, time)
+            elif kind is Kind.I or self._has_room(rank, stage):
+                return Action(kind, stage, microbatch)
+        hole = coming - now
+        return rank.kept[0] if rank.kept and hole >= self.patience * self.costs.w else None
 
-    def _do(self, number: int, action: Action, now: float) -> None:
-        rank, stage, microbatch = self.ranks[number], action.stage, action.microbatch
-        rank.free = now + self.costs.of(action.kind)
+    def _has_room(self, rank: _Rank, stage: int) -> bool:
+        """Whether F leaves a place for each stage behind it: the oldest microbatch must get by."""
+        return rank.held + sum(other >= stage for other in rank.stages) <= self.memory
+
+    def _do(self, rank: _Rank, action: Action, now: float) -> None:
+        kind, stage, microbatch = action.kind, action.stage, action.microbatch
         rank.actions.append(action)
-        heapq.heappush(self.clock, (rank.free, number))
-        if action.kind is Kind.F:
-            rank.forward[stage].popleft()
-            rank.held += 1
-            last = stage == len(self.homes) - 1
-            target, queues = (stage, "backward") if last else (stage + 1, "forward")
-            self._arrive(target, queues, microbatch, number, rank.free)
-        elif action.kind is Kind.I:
-            rank.backward[stage].popleft()
-            rank.kept.append(Action(Kind.W, stage, microbatch))
-            if stage:
-                self._arrive(stage - 1, "backward", microbatch, number, rank.free)
-        else:
+        rank.free = now + self.costs.of(kind)
+        heapq.heappush(self.clock, (rank.free, self.homes[stage]))
+        if kind is Kind.W:
             rank.kept.popleft()
             rank.held -= 1
+            return
+        rank.inbox[kind, stage].popleft()
+        if kind is Kind.I:
+            rank.kept.append(Action(Kind.W, stage, microbatch))
+        else:
+            rank.held += 1
+        if kind is Kind.F and stage == len(self.homes) - 1:
+            self._deliver(Kind.I, stage, microbatch, rank.free)
+        elif kind is Kind.F or stage:
+            target = stage + 1 if kind is Kind.F else stage - 1
+            away = self.homes[target] != self.homes[stage]
+            self._deliver(kind, target, microbatch, rank.free + self.costs.send * away)
 
-    def _arrive(self, stage: int, queues: str, microbatch: int, source: int, ended: float) -> None:
-        """Lets a stage's rank have what has just been made, after the transfer."""
+    def _deliver(self, kind: Kind, stage: int, microbatch: int, time: float) -> None:
+        """Lets the stage's rank have, from `time` on, what F or I of a microbatch waits for."""
         home = self.homes[stage]
-        time = ended + self.costs.send * (home != source)
-        getattr(self.ranks[home], queues)[stage].append((time, microbatch))
+        self.ranks[home].inbox[kind, stage].append((time, microbatch))
         heapq.heappush(self.clock, (time, home))

@@ -5,6 +5,7 @@ Owns the pictures; colours of the text are for who prints it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from html import escape
 
@@ -124,13 +125,20 @@ def _legend(timeline: Timeline, total: int) -> Iterator[str]:
 
 
 def _axis(makespan: float, height: int) -> Iterator[str]:
-    """Eleven marks of time under the rows."""
-    for tenth in range(11):
-        left = _LEFT + _WIDTH * tenth / 10
-        yield f'<line x1="{left}" x2="{left}" y1="{height}" y2="{height + 5}" stroke="#868e96"/>'
+    """Marks of time under the rows, at most eleven and at round numbers."""
+    if not makespan:
+        return
+    power = 10.0 ** math.floor(math.log10(makespan / 10))
+    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= makespan / 10)
+    for mark in range(int(makespan / step) + 1):
+        left = _LEFT + _WIDTH * mark * step / makespan
         yield (
-            f'<text x="{left}" y="{height + 18}" text-anchor="middle" fill="#495057">'
-            f"{makespan * tenth / 10:.4g}</text>"
+            f'<line x1="{left:.2f}" x2="{left:.2f}" y1="{height}" y2="{height + 5}" '
+            'stroke="#868e96"/>'
+        )
+        yield (
+            f'<text x="{left:.2f}" y="{height + 18}" text-anchor="middle" fill="#495057">'
+            f"{mark * step:g}</text>"
         )
 
 

@@ -68,12 +68,12 @@ def _split(p: int, r: int, m: int, held: int) -> list[Phase]:
 
 
 def _zb_h1(p: int, r: int, m: int) -> list[Phase]:
-    """As many F ahead as 1F1B, W put off (Qi et al. 2023, arXiv 2401.10241, figure 2 and 2.3)."""
+    """As many F ahead as 1F1B, W put off (Qi et al. 2023, arXiv 2401.10241, section 2.1)."""
     return _split(p, r, m, p)
 
 
 def _zb_h2(p: int, r: int, m: int) -> list[Phase]:
-    """Up to twice as many F ahead (Qi et al. 2023, arXiv 2401.10241, figure 3 and section 2.3).
+    """Up to twice as many F ahead (Qi et al. 2023, arXiv 2401.10241, section 2.2).
 
     The extra ones are as many as there are microbatches for: with m <= p it is ZB-H1.
     """
@@ -88,7 +88,7 @@ def split_within(p: int, m: int, held: int) -> Schedule:
 
 
 def _zb_v(p: int, r: int, m: int) -> list[Phase]:
-    """Zero bubble in a V (Qi et al. 2024, arXiv 2405.15362, section 3 and appendix)."""
+    """Zero bubble in a V (Qi et al. 2024, arXiv 2405.15362)."""
     return [
         (2 * (p - r) - 1, "F0"),
         (r, "F1 F0"),

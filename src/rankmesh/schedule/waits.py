@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from rankmesh.errors import PlanError
 from rankmesh.schedule.actions import COMPUTE, Action, Kind, Schedule
 
+# Ranks that an error names.
+_NAMED = 8
+
 
 class Waits:
     """The dependencies of a schedule: `waits(action)` are the actions that must have ended.
@@ -70,7 +73,8 @@ def play(schedule: Schedule, able: Callable[[int, int, Action], bool]) -> None:
         if place < len(actions)
     ]
     if stuck:
-        raise PlanError(f"the schedule waits for itself: {', '.join(stuck)}")
+        rest = [f"{len(stuck) - _NAMED} ranks more"] if len(stuck) > _NAMED else []
+        raise PlanError(f"the schedule waits for itself: {', '.join([*stuck[:_NAMED], *rest])}")
 
 
 def runs(actions: Sequence[Action]) -> list[tuple[int, int]]:
