@@ -16,13 +16,17 @@ OTHERS = [family for family in FAMILIES if family not in ("llama", "gpt2")]
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
 
 
-def check(pool: Pool, tp: int = 1, dp: int = 1, pp: int = 1, **kwargs: Any) -> None:
+def check(
+    pool: Pool, tp: int = 1, dp: int = 1, pp: int = 1, **kwargs: Any
+) -> list[dict[str, float]]:
+    """The largest differences on each rank."""
     results = pool.run(
         "tests.gloo.parity:case", tp * dp * pp, tp=tp, dp=dp, pp=pp, timeout=90, **kwargs
     )
     assert len(results) == tp * dp * pp
     for result in results:
         assert {"loss", "norm", "gradient", "weight"} <= set(result)
+    return results
 
 
 @pytest.mark.parametrize(("tp", "dp"), LAYOUTS)

@@ -24,11 +24,18 @@ COVERED = covering(VALUES, lambda case: case["num_chunks"] in CHUNKS.get(case["s
 SCHEDULES_OF_ALL_KINDS = [("1f1b", 1), ("interleaved", 2), ("zb-h2", 1), ("zb-v", 2)]
 
 
-def run_case(pool: Pool, case: Case, **kwargs: Any) -> None:
+def prove(pool: Pool, *sizes: int, **kwargs: Any) -> None:
+    """The mesh against the single process; sizes: tp, dp, pp."""
+    assert check(pool, *sizes, **kwargs)
+
+
+def prove_case(pool: Pool, case: Case) -> None:
+    """One case of the covering list."""
+    assert set(case) == set(VALUES)
     pp, chunks = case["pp"], case["num_chunks"]
     batch = {"fewer": max(1, pp - 1), "equal": pp, "no multiple": 2 * pp + 1}[case["microbatches"]]
     model = DROPOUT | {"num_layers": pp * chunks + (case["layers"] == "uneven")}
-    check(
+    prove(
         pool,
         pp=pp,
         family=case["family"],
@@ -36,16 +43,15 @@ def run_case(pool: Pool, case: Case, **kwargs: Any) -> None:
         optimizer={"sgd": SGD, "adamw": ADAMW}[case["optimizer"]],
         parallel={"schedule": case["schedule"], "num_chunks": chunks},
         train={"global_batch_size": batch, "microbatch_size": 1},
-        **kwargs,
     )
 
 
 @pytest.mark.parametrize("case", COVERED, ids=lambda case: "-".join(map(str, case.values())))
 def test_every_schedule(pool: Pool, case: Case) -> None:
-    """Loss, norm, each gradient and each weight, dropout on, tied weights on two stages (field
-    reports P03, P08, P15, P16, P17).
+    """Field reports P03, P08, P15, P16, P17: loss, norm, each gradient and each weight, dropout on,
+    tied weights on two stages.
     """
-    run_case(pool, case)
+    prove_case(pool, case)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,14 @@ def test_with_tensor_and_data_parallelism(
     pool: Pool, family: str, tp: int, dp: int, pp: int
 ) -> None:
     """Layers that do not divide, an uneven last microbatch, buckets of both chunks."""
-    check(pool, tp, dp, pp, family=family, optimizer=ADAMW, model=DROPOUT | {"num_layers": pp + 1})
+    prove(pool, tp, dp, pp, family=family, optimizer=ADAMW, model=DROPOUT | {"num_layers": pp + 1})
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES_OF_ALL_KINDS)
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])
 def test_families_on_a_whole_mesh(pool: Pool, family: str, schedule: str, chunks: int) -> None:
     """dp 2 x tp 2 x pp 2: gradients that are sums over tp, windows, tied tables."""
-    check(
+    prove(
         pool, 2, 2, 2, family=family, optimizer=SGD, model={"num_layers": 2 * chunks + 1},
         parallel={"schedule": schedule, "num_chunks": chunks},
     )  # fmt: skip
@@ -74,7 +80,7 @@ def test_families_on_a_whole_mesh(pool: Pool, family: str, schedule: str, chunks
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_tied_tables_wherever_they_are(pool: Pool, pp: int, tied: bool, chunks: int) -> None:
     """On one stage, on two stages of one rank, on two ranks."""
-    check(
+    prove(
         pool, 1, 1, pp, family="llama", optimizer=ADAMW,
         model={"tie_embeddings": tied, "num_layers": 5},
         parallel={"schedule": "interleaved", "num_chunks": chunks},
@@ -84,7 +90,7 @@ def test_tied_tables_wherever_they_are(pool: Pool, pp: int, tied: bool, chunks: 
 @pytest.mark.parametrize("layout", [[0, 4], [4, 0], [1, 3]])
 def test_a_given_layout(pool: Pool, layout: list[int]) -> None:
     """Also a stage with nothing but the table, and one with nothing but the head."""
-    check(
+    prove(
         pool, 1, 1, 2, family="gpt2", optimizer=ADAMW, model={"num_layers": 4},
         parallel={"layout": layout},
     )  # fmt: skip
@@ -93,26 +99,28 @@ def test_a_given_layout(pool: Pool, layout: list[int]) -> None:
 @pytest.mark.parametrize("mask", ["none", "rows", "all"])
 def test_masked_labels(pool: Pool, mask: str) -> None:
     """Field reports D02, P08: replicas with few or no valid labels under a pipeline."""
-    check(pool, 1, 2, 2, family="llama", optimizer=SGD, mask=mask)
+    prove(pool, 1, 2, 2, family="llama", optimizer=SGD, mask=mask)
 
 
 @pytest.mark.parametrize("microbatch", [1, 2, 4, 8])
 def test_the_microbatch_size_changes_nothing(pool: Pool, microbatch: int) -> None:
     """Field report P10: a global batch of 16 in microbatches of 1, 2, 4, 8."""
     train = {"global_batch_size": 16, "microbatch_size": microbatch}
-    check(pool, 1, 1, 2, family="llama", optimizer=ADAMW, mask="rows", train=train)
+    prove(pool, 1, 1, 2, family="llama", optimizer=ADAMW, mask="rows", train=train)
 
 
 @pytest.mark.parametrize(("tp", "lengths"), [(2, [5, 7, 3, 9]), (1, [8, 16, 8])])
 def test_microbatches_of_different_lengths(pool: Pool, tp: int, lengths: list[int]) -> None:
     """Field reports P04, P06: no length is taken from another microbatch."""
-    pool.run("tests.gloo.pipeline_jobs:lengths", 2 * tp, tp=tp, sizes=lengths)
+    found = pool.run("tests.gloo.pipeline_jobs:lengths", 2 * tp, tp=tp, sizes=lengths)
+    assert len(found) == 2 * tp and max(found) < 1e-9
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
 def test_several_pipeline_runs_before_a_step(pool: Pool, runs: int) -> None:
     """Field report P07: gradients of several runs of the schedule are summed."""
-    pool.run("tests.gloo.pipeline_jobs:several_runs", 2, runs=runs)
+    found = pool.run("tests.gloo.pipeline_jobs:several_runs", 2, runs=runs)
+    assert len(found) == 2 and max(found) < 1e-9
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ FREE_TEXT = {
     "data.test",
     "data.split",
     "data.tokenizer",
+    "parallel.schedule_file",
     "train.resume",
     "log.run_dir",
 }
@@ -169,8 +170,7 @@ def values(hint: Any, rule: Any) -> st.SearchStrategy[Any]:
     if typing.get_origin(hint) is tuple:
         if isinstance(rule, OneOf):
             return st.permutations(rule.choices).map(tuple)
-        length = 2
-        inner = element_hints(hint, length)
+        inner = element_hints(hint, 2) or element_hints(hint, 4)
         assert inner is not None
         return st.tuples(*(values(one, rule) for one in inner))
     if isinstance(rule, OneOf):

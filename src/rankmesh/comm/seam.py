@@ -126,6 +126,7 @@ class TorchTransport:
         return dist.broadcast(tensor, group.ranks[source], group=group.handle, async_op=True)
 
     def hops(self, hops: Sequence[Hop], group: Group) -> list[Any]:
+        """One work a hop."""
         ops = {"send": dist.isend, "receive": dist.irecv}
         works = dist.batch_isend_irecv(
             [
@@ -155,6 +156,7 @@ class FakeTransport:
         """The tensor as it is."""
 
     def hops(self, hops: Sequence[Hop], group: Group) -> list[None]:
+        """Zeros are received."""
         for hop in hops:
             if hop.op == "receive":
                 hop.tensor.zero_()
