@@ -164,7 +164,7 @@ def test_order_takes_commas_or_dashes(rankmesh_map):
         ("--world-size 12 --tp 2 --pp 4", "12 ranks do not tile: tp 2 * pp 4 = 8"),
         ("--world-size 0", "world_size 0"),
         ("--world-size 4 --tp 0", "tp 0"),
-        ("--world-size 4 --order tp,dp", "order ('tp', 'dp')"),
+        ("--world-size 4 --order tp,dp", "order tp, dp:"),
         ("--world-size 4 --rank 4", "rank 4: allowed are 0 to 3"),
         ("--world-size 4 --ranks-per-host 0", "--ranks-per-host '0'"),
         ("--world-size 4 --ranks-per-host 2,x", "--ranks-per-host '2,x'"),

@@ -97,7 +97,7 @@ def test_every_refused_world_is_offered_plans_that_tile(world, axes, ep):
     if world % product == 0:
         return
     line = refusal(ParallelPlan.for_world, world, ep=ep, **axes)
-    assert f"= {product} does not divide {world}" in line
+    assert f"{product} does not divide {world}" in line
     assert all(f"{axis} {size}" in line for axis, size in axes.items() if size > 1)
     if "nearest plans" not in line:
         assert ep > 1  # an ep that fits no stage of that many ranks

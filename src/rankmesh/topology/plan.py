@@ -182,7 +182,7 @@ def _checked_order(order: object) -> tuple[str, ...]:
     names = tuple(order) if isinstance(order, list | tuple) else (order,)
     if len(names) != len(DENSE_AXES) or set(names) != set(DENSE_AXES):
         raise PlanError(
-            f"order {order!r}: the axes {', '.join(DENSE_AXES)} are needed, each once, "
+            f"order {', '.join(map(str, names))}: the axes {', '.join(DENSE_AXES)} are needed, each once, "
             "fastest-varying first (experts are folded over them and have no place of their own)"
         )
     return names
@@ -300,7 +300,8 @@ def _does_not_tile(world_size: int, fields: Mapping[str, Any], product: int) -> 
         for plan in _near_plans(world_size, fields)
     ]
     tail = f"; nearest plans: {', '.join(near)}" if near else ""
-    return f"{world_size} ranks do not tile: {factors} = {product} {verb} {world_size}{tail}"
+    total = f"{factors} = {product}" if len(named) > 1 else factors
+    return f"{world_size} ranks do not tile: {total} {verb} {world_size}{tail}"
 
 
 def _near_plans(world_size: int, fields: Mapping[str, Any]) -> list[ParallelPlan]:

@@ -226,8 +226,8 @@ def _summary(job: Job) -> str:
     batch = BatchPlan(train.global_batch_size, job.plan.dp, train.microbatch_size)
     return (
         f"{num_params(job.spec):,} parameters ({job.spec.family}), {len(job.train):,} samples of "
-        f"{config.data.seq_len} tokens, {batch.global_batch} a step in {batch.num_microbatches} "
-        f"microbatches of {batch.microbatch} on {batch.dp} replicas"
+        f"{config.data.seq_len} tokens, {batch.global_batch} a step: microbatches of "
+        f"{batch.microbatch}, {batch.num_microbatches} on each of {batch.dp} replica(s)"
     )
 
 
