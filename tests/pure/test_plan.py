@@ -84,7 +84,7 @@ def test_a_dp_that_does_not_fit_the_world():
     line = refusal(ParallelPlan.for_world, 16, tp=2, pp=4, dp=3)
     assert line.startswith("16 ranks do not tile: tp 2 * dp 3 * pp 4 = 24 is not 16; nearest plans")
     assert "tp 2 dp 2 pp 4 (16 ranks)" in line
-    assert "tp 8 = 8 does not divide 4" in refusal(ParallelPlan.for_world, 4, tp=8)
+    assert "tp 8 does not divide 4" in refusal(ParallelPlan.for_world, 4, tp=8)
 
 
 @given(
@@ -140,10 +140,10 @@ def test_words_are_checked_and_the_allowed_ones_listed(field, allowed):
         ({"zero": 4}, ["zero 4", "0, 1, 2, 3"]),
         ({"zero": True}, ["zero True"]),
         ({"sequence_parallel": 1}, ["sequence_parallel 1", "true, false"]),
-        ({"order": ("tp", "dp", "pp")}, ["('tp', 'dp', 'pp')", "tp, cp, dp, pp"]),
+        ({"order": ("tp", "dp", "pp")}, ["order tp, dp, pp:", "tp, cp, dp, pp"]),
         ({"order": ("tp", "tp", "dp", "pp")}, ["each once"]),
-        ({"order": ("tp", "cp", "ep", "pp")}, ["'ep'"]),
-        ({"order": "tp-cp-dp-pp"}, ["'tp-cp-dp-pp'"]),
+        ({"order": ("tp", "cp", "ep", "pp")}, ["ep"]),
+        ({"order": "tp-cp-dp-pp"}, ["order tp-cp-dp-pp:"]),
         ({"num_chunks": 2}, ["1f1b", "num_chunks 2", "num_chunks 1", "interleaved"]),
         ({"schedule": "zb-v", "num_chunks": 3}, ["zb-v", "num_chunks 3", "num_chunks 2"]),
         ({"cp": 6, "cp_ulysses": 4}, ["cp_ulysses 4", "cp 6", "cp_ulysses 3 or 6"]),
