@@ -106,4 +106,8 @@ CHECKS = {
     "initial": _fact("initial"),
     "batches": _fact("batches"),
     "rates": _fact("rates"),
+    "trace collective": Check("tests.mutants.trace_facts:collective"),
+    "trace clocks": Check("tests.mutants.trace_facts:clocks"),
+    "trace figures": Check("tests.mutants.trace_facts:figures"),
+    "trace waits": Check("tests.mutants.trace_facts:waits", 2),
 }  # fmt: skip
