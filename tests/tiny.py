@@ -154,8 +154,13 @@ def config(
         "device": "cpu",
     }
     base_optimizer = {"name": "sgd", "lr": 0.05, "schedule": "constant", "clip_grad": 0.0}
+    # Jobs get their arguments as JSON, which has no tuples.
+    more = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (parallel or {}).items()
+    }
     return RunConfig(
-        parallel=ParallelConfig(tp=tp, dp=dp, pp=pp, bucket_mb=bucket_mb, **(parallel or {})),
+        parallel=ParallelConfig(tp=tp, dp=dp, pp=pp, bucket_mb=bucket_mb, **more),
         train=TrainConfig(**(base_train | (train or {}))),
         optimizer=OptimizerConfig(**(base_optimizer | (optimizer or {}))),
         log=LogConfig(run_dir=run_dir),

@@ -105,4 +105,8 @@ CHECKS = {
     "schedule communication": Check("tests.mutants.schedules:communication"),
     "schedule checker": Check("tests.mutants.schedules:checker"),
     "schedule memory": Check("tests.mutants.schedules:memory"),
+    "trace collective": Check("tests.mutants.trace_facts:collective"),
+    "trace clocks": Check("tests.mutants.trace_facts:clocks"),
+    "trace figures": Check("tests.mutants.trace_facts:figures"),
+    "trace waits": Check("tests.mutants.trace_facts:waits", 2),
 }  # fmt: skip

@@ -79,7 +79,7 @@ def test_the_shell_accepts_its_script(shell: str, scripts: dict[str, Path]) -> N
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["tr"], ["train"]),
+        (["tr"], ["train", "trace"]),
         (["conf"], ["config"]),
         (["config", ""], ["explain", "schema"]),
         (["completion", ""], ["bash", "zsh", "fish"]),

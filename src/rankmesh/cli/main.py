@@ -74,6 +74,9 @@ COMMANDS = {
     "eval": _command(
         "eval", "loss, perplexity and bits per byte of token files", body="rankmesh.cli.eval_run"
     ),
+    "trace": _command(
+        "trace", "the measured timeline of a traced run", body="rankmesh.cli.trace_run"
+    ),
     "compare": _command("compare", "the first step and metric at which two runs differ"),
     "init": _command("init", "write a commented config", body="rankmesh.cli.init_run"),
     "config": _command("config", "what a key means; the schema", body="rankmesh.cli.config_run"),

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankmesh.errors import MeshError
+from rankmesh.obs.trace import COMMUNICATION, NO_MARK, NO_TRACE, Mark, Tracer
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class FakeTransport:
 @dataclass
 class Handle:
     """A collective under way. It keeps the tensors alive; `wait` raises MeshError naming op, axis
-    and phase.
+    and phase. mark: its span, which ends with the wait.
     """
 
     work: Any
@@ -174,10 +175,12 @@ class Handle:
     axis: str
     ledger: Ledger
     tensors: Sequence[Tensor] = ()
+    mark: Mark = NO_MARK
 
     def wait(self) -> None:
         """Block until the result may be read; on CUDA until the stream may go on."""
         if self.work is None:
+            self.mark.close()
             return
         start = time.perf_counter()
         try:
@@ -186,6 +189,7 @@ class Handle:
             raise MeshError(f"{self.label} failed: {str(error).splitlines()[0]}") from error
         finally:
             self.work, self.tensors = None, ()
+            self.mark.close()
             self.ledger.waited_s[self.axis] += time.perf_counter() - start
 
 
@@ -202,10 +206,17 @@ def _contiguous(tensor: Tensor) -> Tensor:
 class Seam:
     """All collectives of one process. Each returns a Handle; wait for it before reading."""
 
-    def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, transport: Transport, ledger: Ledger | None = None, trace: Tracer = NO_TRACE
+    ) -> None:
         self.ledger = ledger if ledger is not None else Ledger()
         self._transport = transport
+        self._trace = trace
         self._watch: Callable[[Tensor, str], None] | None = None
+
+    def traced(self, trace: Tracer) -> Seam:
+        """This seam, transport and ledger the same, with every collective as a span of `trace`."""
+        return Seam(self._transport, self.ledger, trace)
 
     @contextmanager
     def watched(self, watch: Callable[[Tensor, str], None]) -> Iterator[None]:
@@ -277,14 +288,15 @@ class Seam:
             self._record(hop.op, group, hop.phase, payload, payload * (hop.op == "send"))
             if self._watch is not None and hop.op == "send":
                 self._watch(hop.tensor, hop.phase)
+        marks = [self._mark(hop.op, group, hop.phase, hop.tensor, what=hop.label) for hop in hops]
         labels = [f"{hop.label} over {group.name} {_short(group.ranks)}" for hop in hops]
         try:
             works = self._transport.hops(hops, group)
         except RuntimeError as error:
             raise MeshError(f"{labels[0]} failed: {str(error).splitlines()[0]}") from error
         return [
-            Handle(work, label, group.name, self.ledger, (hop.tensor,))
-            for work, label, hop in zip(works, labels, hops, strict=True)
+            Handle(work, label, group.name, self.ledger, (hop.tensor,), mark)
+            for work, label, hop, mark in zip(works, labels, hops, marks, strict=True)
         ]
 
     def _nothing(self, group: Group) -> Handle:
@@ -299,11 +311,18 @@ class Seam:
         label = f"{op} over {group.name} {_short(group.ranks)} ({phase})"
         if self._watch is not None:
             self._watch(tensors[-1], phase)
+        mark = self._mark(op, group, phase, max(tensors, key=torch.numel))
         try:
             work = getattr(self._transport, op)(*args)
         except RuntimeError as error:
             raise MeshError(f"{label} failed: {str(error).splitlines()[0]}") from error
-        return Handle(work, label, group.name, self.ledger, tensors)
+        return Handle(work, label, group.name, self.ledger, tensors, mark)
+
+    def _mark(self, op: str, group: Group, phase: str, full: Tensor, **more: str) -> Mark:
+        """The span of a collective whose larger buffer is `full`."""
+        return self._trace.open(
+            COMMUNICATION, op, axis=group.name, phase=phase, bytes=_bytes(full), **more
+        )
 
 
 def _short(ranks: tuple[int, ...]) -> str:

@@ -260,6 +260,10 @@ class LogConfig(Section):
     trackers: tuple[str, ...] = option(
         (), "where the figures of each step go too; each is an extra to install", OneOf(TRACKERS)
     )
+    trace: bool = option(False, "write what each rank does when, for `rankmesh trace`")
+    trace_steps: tuple[int, int] | None = option(
+        None, "first and last step that is traced; default: the first 20 of each start", COUNT
+    )
     timeout_s: float = option(
         600.0, "seconds until a collective that does not end is an error", POSITIVE
     )
@@ -269,6 +273,10 @@ class LogConfig(Section):
     console: str = option(
         "auto", "auto = lines and a bar on a terminal, else lines", OneOf(("auto", "bar", "lines"))
     )
+
+    def check(self) -> None:
+        if self.trace_steps is not None and self.trace_steps[0] > self.trace_steps[1]:
+            raise refuse("log.trace_steps", self.trace_steps, "the first step before the last")
 
 
 @dataclass(frozen=True, kw_only=True)

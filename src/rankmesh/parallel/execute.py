@@ -73,8 +73,16 @@ class Execution:
                 coming += early
             self.arrivals |= self.hops.commit(coming, self.outgoing, rows)
             if action is not None:
+                self._await(action)
                 with watch(action):
                     self._compute(action)
+
+    def _await(self, action: Action) -> None:
+        """Wait until what the action works on is here: to wait is no part of the action."""
+        arrives = Kind.RECV_F if action.kind is Kind.F else Kind.RECV_B
+        arrival = self.arrivals.get((arrives, action.stage, action.microbatch))
+        if arrival is not None:
+            arrival.take()
 
     def _compute(self, action: Action) -> None:
         stage, microbatch = action.stage, action.microbatch

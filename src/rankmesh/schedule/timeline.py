@@ -6,6 +6,7 @@ schedule by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,11 +114,14 @@ def _peak(spans: tuple[Span, ...], begin: tuple[Kind, ...], end: tuple[Kind, ...
     return peak
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+def simulate(
+    schedule: Schedule, costs: Costs, duration: Callable[[Action], float] | None = None
+) -> Timeline:
     """The timeline of a schedule: every rank does its list in order, each action as soon as it can.
 
     A transfer between ranks takes `costs.send` after its producer ends and occupies no rank;
-    communication actions are passed over. Raises PlanError where the ranks wait in a circle.
+    communication actions are passed over. `duration` gives the time of each action where it is not
+    that of its kind in `costs`. Raises PlanError where the ranks wait in a circle.
     """
     plain = compute_only(schedule)
     waits, homes = Waits(plain), homes_of(plain)
@@ -131,7 +135,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
         start = spans[rank][-1].end if place else 0.0
         for need in needs:
             start = max(start, ends[need] + costs.send * (homes[need.stage] != rank))
-        ends[action] = end = start + costs.of(action.kind)
+        took = costs.of(action.kind) if duration is None else duration(action)
+        ends[action] = end = start + took
         spans[rank].append(Span(action.kind, action.stage, action.microbatch, start, end))
         return True
 

@@ -7,7 +7,7 @@ file and starts no process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from rankmesh import models
 from rankmesh.comm.mesh import Mesh
 from rankmesh.config.schema import OptimizerConfig, RunConfig
 from rankmesh.nn import LossOptions
+from rankmesh.obs.trace import NO_TRACE, Tracer
 from rankmesh.optim.schedule import LrSchedule
 from rankmesh.optim.segment import Segment
 from rankmesh.optim.update import SGD, AdamW, Optimizer
@@ -49,6 +50,7 @@ class Run:
     owned: tuple[Tensor, ...]
     loss: LossOptions
     lr: LrSchedule
+    trace: Tracer
 
     @property
     def buffers(self) -> Buffers:
@@ -75,8 +77,11 @@ def fresh_values(seed: int) -> Source:
     return source
 
 
-def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> Run:
+def assemble(
+    config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source, trace: Tracer = NO_TRACE
+) -> Run:
     """Build everything that a step needs. Issues no collective."""
+    mesh = replace(mesh, seam=mesh.seam.traced(trace))
     plan, train, optimizer = mesh.plan, config.train, config.optimizer
     table = param_table(
         spec,
@@ -124,6 +129,7 @@ def assemble(config: RunConfig, spec: ModelSpec, mesh: Mesh, source: Source) -> 
             decay_steps=config.decay_steps,
             wsd_decay_steps=optimizer.wsd_decay_steps,
         ),
+        trace=trace,
     )
 
 

@@ -35,6 +35,7 @@ from rankmesh.train.resume import may_reuse
 from rankmesh.train.run import Run, assemble
 from rankmesh.train.save import store_barrier
 from rankmesh.train.state import restore_optimizer
+from rankmesh.train.tracing import agreed_attempt, make_tracer
 
 
 @dataclass
@@ -102,9 +103,12 @@ def train(
             # Only now: rank 0 has the folder, so that no line lands in another run's.
             logger = logger or _logger(launch, run_dir, front, stack)
             lifeline.logger = logger
+            attempt = agreed_attempt(front.folder, startup.store)
             _record(front, job, startup, logger)
             logger.info("%s", _summary(job))
-            run = assemble(config, job.spec, startup.mesh, job.source)
+            first = 1 if job.resume is None else job.resume.step + 1
+            trace = make_tracer(config.log, startup.mesh, attempt, first, logger)
+            run = assemble(config, job.spec, startup.mesh, job.source, stack.enter_context(trace))
             if job.resume is not None:
                 restore_optimizer(run, job.resume.weights)
             preflight_c(run, startup, loaded=job.weights is not None)

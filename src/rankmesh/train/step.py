@@ -16,10 +16,12 @@ from rankmesh.comm.mesh import Mesh
 from rankmesh.data.loader import Microbatch
 from rankmesh.errors import StepError
 from rankmesh.nn import IGNORED, DropoutKey, Layout
+from rankmesh.obs.trace import OPTIMIZER
 from rankmesh.optim.norm import agree, clip_factor
 from rankmesh.parallel.execute import StageInput, execute
 from rankmesh.train.diagnosis import diagnose
 from rankmesh.train.run import Run
+from rankmesh.train.tracing import action_watch
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,14 @@ def train_step(
     one for the norm. Raises StepError on every rank when loss or gradient is not finite; the
     weights are then untouched.
     """
-    lr = run.lr.at(number)
-    valid, tokens = count(batches, run.mesh)
+    with run.trace.step(number):
+        return _step(run, number, batches, stop)
+
+
+def _step(run: Run, number: int, batches: Sequence[Microbatch], stop: bool) -> StepResult:
+    lr, trace = run.lr.at(number), run.trace
+    with trace.open(OPTIMIZER, "count"):
+        valid, tokens = count(batches, run.mesh)
     if valid == 0:
         # Nothing was agreed on: a wish to stop waits for the next step.
         return StepResult(number, 0.0, 0.0, lr, tokens, 0)
@@ -80,16 +88,21 @@ def train_step(
     inputs = [stage_input(batch, run.mesh, dropout=dropout) for batch in batches]
     buffers = run.buffers
     buffers.begin_step(len(inputs))
-    loss_sum = execute(run.actions, run.parallel, run.hops, inputs, run.loss)
-    buffers.finish()
-    verdict = agree(run.owned, _spoken(run, loss_sum), run.mesh, stop=stop)
+    watch = action_watch(trace)
+    loss_sum = execute(run.actions, run.parallel, run.hops, inputs, run.loss, watch)
+    with trace.open(OPTIMIZER, "buckets"):
+        buffers.finish()
+    with trace.open(OPTIMIZER, "norm"):
+        verdict = agree(run.owned, _spoken(run, loss_sum), run.mesh, stop=stop)
     if not verdict.finite:
         raise StepError(
             f"step {number}: {diagnose(run, inputs)}; the weights keep their last values"
         )
     norm = verdict.norm / valid
-    buffers.grads.mul_(clip_factor(norm, run.config.optimizer.clip_grad) / valid)
-    run.optimizer.step(lr)
+    with trace.open(OPTIMIZER, "clip"):
+        buffers.grads.mul_(clip_factor(norm, run.config.optimizer.clip_grad) / valid)
+    with trace.open(OPTIMIZER, "update"):
+        run.optimizer.step(lr)
     return StepResult(number, verdict.loss_sum / valid, norm, lr, tokens, valid, verdict.stop)
 
 

@@ -1,0 +1,1 @@
+"""What a finished run tells: its measured timeline beside what theory expects. No torch."""
