@@ -1,5 +1,5 @@
 """The body of `rankmesh demo`: data, a run on a mesh, a comparison with a bigram model, a few lines
-of text.
+of text, a few steps over a pipeline.
 
 Owns the order of the demo. Everything it does is a command or a function that a user has too.
 """
@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from rankmesh.checkpoint.source import open_weights
+from rankmesh.cli.trace_run import bubble_line
 from rankmesh.config.load import load_config
 from rankmesh.config.resolve import world_size_of
 from rankmesh.config.schema import RunConfig
@@ -26,6 +27,11 @@ from rankmesh.train.launch import launch
 
 _PROMPTS = ("def ", "class ", "import os\n\n")
 _GOAL = 0.9
+_PIPELINE = (
+    "parallel.dp=2", "parallel.tp=2", "parallel.pp=2", "train.microbatch_size=2",
+    "train.steps=20", "train.eval_every=20", "optimizer.schedule=constant", "optimizer.lr=2e-4",
+    "optimizer.warmup_steps=0", "log.every=5", "log.trace=true",
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,14 +54,40 @@ def run(args: argparse.Namespace) -> int:
         return code
     fine = _compare(config, data)
     _write_text(_run_dir(config))
+    code = _pipeline(path, overrides, _run_dir(config))
+    if code:
+        return code
     print(f"\n{time.perf_counter() - started:.0f} s in all. Go on with:")
     print(f"  rankmesh generate {_run_dir(config)} --prompt 'def '")
     print(f"  rankmesh verify {path} model.num_layers=2")
+    print(f"  rankmesh trace {_pipeline_dir(_run_dir(config))} --svg pipeline.svg")
     return 0 if fine else 1
 
 
 def _run_dir(config: RunConfig) -> Path:
     return Path(config.log.run_dir)
+
+
+def _pipeline(path: Path, overrides: list[str], run_dir: Path) -> int:
+    """A few more steps from the weights, on 8 processes; returns the exit code."""
+    folder = _pipeline_dir(run_dir)
+    print("\n5. the same model on dp 2 x pp 2 x tp 2, 8 processes, for 20 steps")
+    # Fresh optimizer state: a low, constant rate.
+    more = [*overrides, *_PIPELINE, f"model.init_from={run_dir}", f"log.run_dir={folder}"]
+    config = load_config(path, more)
+    code = launch(
+        ["train", str(path), *more],
+        world_size_of(config.parallel),
+        log_folder(folder),
+        on_failure=lambda text: note_failure(folder, text),
+    )
+    if code == 0:
+        print(f"   {bubble_line(folder)}")
+    return code
+
+
+def _pipeline_dir(run_dir: Path) -> Path:
+    return run_dir.with_name(f"{run_dir.name}-pipeline")
 
 
 def _write_config(args: argparse.Namespace, data: DemoData) -> tuple[Path, list[str]]:

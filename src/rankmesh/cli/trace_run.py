@@ -76,7 +76,7 @@ class Comparison:
 def run(args: argparse.Namespace) -> int:
     """Returns 0. Raises UserError for what was not traced."""
     attempt = load_attempt(args.run_dir, args.attempt)
-    replica = _replica(attempt, args)
+    replica = _replica(attempt, {axis: getattr(args, axis) for axis in ("dp", "tp", "cp")})
     chosen = _chosen(args, _common_steps(replica))
     found = compare(replica, attempt, chosen)
     merged = _merge(args.run_dir, attempt)
@@ -93,6 +93,24 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(title, attempt, found, merged)
     return 0
+
+
+def bubble_line(run_dir: Path) -> str:
+    """The bubble of the later half of the traced steps, in a line: measured, simulated from the
+    earlier half, and as textbooks have it. Raises UserError for what was not traced.
+    """
+    attempt = load_attempt(run_dir, None)
+    replica = _replica(attempt, dict.fromkeys(("dp", "tp", "cp"), 0))
+    steps = _common_steps(replica)
+    found = compare(replica, attempt, steps[len(steps) // 2 :])
+    shown = []
+    for name, timelines in (("measured", found.measured), ("simulated", found.simulated)):
+        if figures := _spread(timelines):
+            least, most = figures["least"], figures["most"]
+            shown.append(f"{name} {figures['median']:.3f} ({least:.3f} to {most:.3f})")
+    if found.textbook is not None:
+        shown.append(f"textbook {found.textbook:.3f}")
+    return f"bubble, {attempt.schedule}: {', '.join(shown)}"
 
 
 def load_attempt(run_dir: Path, number: int | None) -> Attempt:
@@ -146,10 +164,9 @@ def _microbatches(timeline: Timeline) -> int:
     return 1 + max(span.microbatch for spans in timeline.ranks for span in spans)
 
 
-def _replica(attempt: Attempt, args: argparse.Namespace) -> list[RankTrace]:
+def _replica(attempt: Attempt, place: Mapping[str, int]) -> list[RankTrace]:
     """The pipeline ranks at the dp, tp and cp that was asked for."""
     plan = attempt.plan
-    place = {axis: getattr(args, axis) for axis in ("dp", "tp", "cp")}
     for axis, index in place.items():
         if not 0 <= index < plan.size(axis):
             raise PlanError(f"--{axis} {index}: allowed are 0 to {plan.size(axis) - 1}")

@@ -182,8 +182,9 @@ def _checked_order(order: object) -> tuple[str, ...]:
     names = tuple(order) if isinstance(order, list | tuple) else (order,)
     if len(names) != len(DENSE_AXES) or set(names) != set(DENSE_AXES):
         raise PlanError(
-            f"order {', '.join(map(str, names))}: the axes {', '.join(DENSE_AXES)} are needed, each once, "
-            "fastest-varying first (experts are folded over them and have no place of their own)"
+            f"order {', '.join(map(str, names))}: the axes {', '.join(DENSE_AXES)} are needed, "
+            "each once, fastest-varying first (experts are folded over them and have no place of "
+            "their own)"
         )
     return names
 
