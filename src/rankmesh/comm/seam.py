@@ -107,6 +107,22 @@ class Transport(Protocol):
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
+@dataclass
+class _LocalSum:
+    """A reduce-scatter over Gloo, whose own moves as much as an all-reduce: every rank's part of
+    the sum comes here and is added up in rank order, in fp32 or wider.
+    """
+
+    work: Any
+    parts: Tensor
+    out: Tensor
+
+    def wait(self) -> None:
+        self.work.wait()
+        wide = torch.promote_types(self.parts.dtype, torch.float32)
+        self.out.view(-1).copy_(self.parts.sum(dim=0, dtype=wide))
+
+
 class TorchTransport:
     """torch.distributed, every call asynchronous."""
 
@@ -119,9 +135,15 @@ class TorchTransport:
         )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group) -> Any:
-        return dist.reduce_scatter_single(
-            out.view(-1), tensor.view(-1), group=group.handle, async_op=True
+        if out.is_cuda:
+            return dist.reduce_scatter_single(
+                out.view(-1), tensor.view(-1), group=group.handle, async_op=True
+            )
+        parts = torch.empty_like(tensor)
+        work = dist.all_to_all_single(
+            parts.view(-1), tensor.view(-1), group=group.handle, async_op=True
         )
+        return _LocalSum(work, parts.view(group.size, -1), out)
 
     def broadcast(self, tensor: Tensor, group: Group, source: int) -> Any:
         return dist.broadcast(tensor, group.ranks[source], group=group.handle, async_op=True)

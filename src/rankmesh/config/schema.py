@@ -65,6 +65,9 @@ class ParallelConfig(Section):
         None, "layers of each pipeline stage, in order; default: balanced", NOT_NEGATIVE
     )
     sequence_parallel: bool = option(False, "split activations along the sequence inside tp groups")
+    sequence_regather: bool = option(
+        True, "keep only slices of the inputs of products, and gather them again in backward"
+    )
     zero: int = option(
         0, "what is sharded over dp: 1 optimizer, 2 gradients, 3 weights", OneOf((0, 1, 2, 3))
     )

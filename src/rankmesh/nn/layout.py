@@ -6,7 +6,7 @@ code reads sizes from here, never from the shape of an activation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class Layout:
     positions [N]: position of each token in its document (rotary phases, learned positions).
     index [N]: place of each token in its sample (dropout is keyed by it).
     dropout: key of the masks, or None where no mask is drawn (evaluation, generation).
+    held: the tokens of which this rank holds the residual stream, [n, H]; all of them, or a slice
+    under sequence parallelism.
     """
 
     batch: int
@@ -28,6 +30,27 @@ class Layout:
     positions: Tensor
     index: Tensor
     dropout: DropoutKey | None = None
+    held: slice = field(default_factory=lambda: slice(None))
+
+    @property
+    def stream_index(self) -> Tensor:
+        """[n]: `index` of the tokens held."""
+        return self.index[self.held]
+
+    @property
+    def stream_positions(self) -> Tensor:
+        """[n]: `positions` of the tokens held."""
+        return self.positions[self.held]
+
+    @property
+    def stream_key(self) -> DropoutKey | None:
+        """The key of the masks over the residual stream, which may begin within a sample: a row a
+        token.
+        """
+        if self.dropout is None:
+            return None
+        samples = self.dropout.samples.repeat_interleave(self.length)
+        return replace(self.dropout, samples=samples[self.held])
 
     @staticmethod
     def plain(
@@ -36,7 +59,15 @@ class Layout:
         *,
         device: torch.device | str = "cpu",
         dropout: DropoutKey | None = None,
+        held: slice | None = None,
     ) -> Layout:
         """Whole samples of one document each: positions 0..length-1 in every sample."""
         index = torch.arange(length, device=device).repeat(batch)
-        return Layout(batch=batch, length=length, positions=index, index=index, dropout=dropout)
+        return Layout(
+            batch=batch,
+            length=length,
+            positions=index,
+            index=index,
+            dropout=dropout,
+            held=held or slice(None),
+        )

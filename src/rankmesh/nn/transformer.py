@@ -30,8 +30,8 @@ def _residual_dropout(x: Tensor, layout: Layout, layer: int, site: int, rate: fl
     if layout.dropout is None or rate == 0.0:
         return x
     hidden = x.shape[-1]
-    index = layout.index.unsqueeze(1) * hidden + torch.arange(hidden, device=x.device)
-    return dropout(x, layout.dropout, layer, site, index, rate)
+    index = layout.stream_index.unsqueeze(1) * hidden + torch.arange(hidden, device=x.device)
+    return dropout(x, layout.stream_key, layer, site, index, rate)
 
 
 class Block(Piece):
@@ -151,7 +151,7 @@ class Transformer(Piece):
             # Rounded to the model's dtype first, as the published 16-bit models had it.
             x = x * torch.full((), self.embed_scale, dtype=x.dtype, device=x.device)
         if self.positions is not None:
-            x = x + self.parts.position_lookup(layout.positions, self.positions.weight)
+            x = x + self.parts.position_lookup(layout.stream_positions, self.positions.weight)
         x = self.parts.enter(x)
         return _residual_dropout(x, layout, 0, _EMBEDDING_SITE, self.dropout)
 

@@ -23,6 +23,7 @@ from rankmesh.parallel.later import Later
 from rankmesh.parallel.linear import ColumnProducts, Deposits, Product, RowProducts
 from rankmesh.parallel.vocabulary import Rows, TableLookup, VocabularyHead
 from rankmesh.topology.params import ParamSpec, ParamTable, Shard, Slices
+from rankmesh.topology.plan import ParallelPlan
 
 Source = Callable[[ParamSpec, Slices], Tensor]
 
@@ -157,7 +158,7 @@ def _parts(model: nn.Transformer, buffers: Buffers, mesh: Mesh, later: Later) ->
         for name in ("embed.weight", "positions.weight", "head.weight")
         if name in parameters
     }
-    products = _Products(slots, mesh.group("tp"), mesh.seam, later)
+    products = _Products(slots, mesh.group("tp"), mesh.seam, later, *_sequence(mesh.plan))
     columns, rows = _layer_products(model, products)
     # The final norm stands where the head does.
     heads = {} if model.norm is None else {model.head_weight: products.head(model.head_weight)}
@@ -182,6 +183,8 @@ class _Products:
     tp: Group
     seam: Seam
     later: Later
+    sequence: bool
+    regather: bool
 
     def column(self, linears: list[nn.Linear]) -> Product:
         return replace(self._of(linears), reduce_grad=self.tp)
@@ -190,17 +193,26 @@ class _Products:
         return replace(self._of([linear]), reduce_out=self.tp)
 
     def head(self, weight: Tensor) -> Product:
-        sizes = (weight.shape[0],)
-        return Product(self.slots[weight], None, sizes, self.seam, self.later, reduce_grad=self.tp)
+        made = self._made(self.slots[weight], None, (weight.shape[0],))
+        return replace(made, reduce_grad=self.tp)
 
     def _of(self, linears: list[nn.Linear]) -> Product:
         bias = linears[0].bias
+        return self._made(
+            self.slots[linears[0].weight],
+            self.slots[bias] if bias is not None else None,
+            tuple(linear.weight.shape[0] for linear in linears),
+        )
+
+    def _made(self, weight: Slot, bias: Slot | None, sizes: tuple[int, ...]) -> Product:
         return Product(
-            weight=self.slots[linears[0].weight],
-            bias=self.slots[bias] if bias is not None else None,
-            sizes=tuple(linear.weight.shape[0] for linear in linears),
+            weight=weight,
+            bias=bias,
+            sizes=sizes,
             seam=self.seam,
             later=self.later,
+            sequence=self.sequence,
+            regather=self.regather,
         )
 
 
@@ -234,9 +246,15 @@ def _shares(model: nn.Transformer, buffers: Buffers) -> dict[Tensor, float]:
     return shares
 
 
+def _sequence(plan: ParallelPlan) -> tuple[bool, bool]:
+    """Whether the residual stream is held in slices, and whether columns gather them again."""
+    return plan.sequence_parallel and plan.tp > 1, plan.sequence_regather
+
+
 def _rows(spec: ParamSpec, mesh: Mesh) -> Rows:
     """The rows of a table that this rank holds; a replicated table has no group to sum over."""
     held = spec.slices(mesh.axis_ranks())[0]
     split = isinstance(spec.placements.get("tp"), Shard)
     group = mesh.group("tp") if split else Group("self", (mesh.rank,), 0)
-    return Rows(held.start, held.stop, spec.shape[0], group, mesh.seam)
+    sequence = split and _sequence(mesh.plan)[0]
+    return Rows(held.start, held.stop, spec.shape[0], group, mesh.seam, sequence)

@@ -62,7 +62,7 @@ class Execution:
 
     def run(self, actions: Sequence[Action], watch: Watch) -> None:
         """Every action; messages that stand together start together, receives one action early."""
-        rows = [len(batch.tokens) for batch in self.inputs]
+        rows = [len(batch.layout.stream_index) for batch in self.inputs]
         posted: set[Action] = set()
         blocks = list(_blocks(actions))
         for number, (messages, action) in enumerate(blocks):

@@ -75,7 +75,8 @@ class Hops:
     ) -> dict[Key, Arrival]:
         """Start the communication `actions` together; returns what will arrive, by the action.
 
-        outgoing: tensors by the sending action, taken out. rows: tokens N of each microbatch.
+        outgoing: tensors by the sending action, taken out. rows: tokens of the residual stream held
+        here, of each microbatch.
         """
         arrivals = {}
         # A checked message stands alone: its header comes first, and is read before the message.

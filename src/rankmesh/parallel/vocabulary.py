@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from rankmesh.comm.seam import Group, Seam
 from rankmesh.nn import IGNORED, LossOptions, soft_cap
 from rankmesh.parallel.buffers import Slot
-from rankmesh.parallel.linear import Product, multiply
+from rankmesh.parallel.linear import Product, gathered, multiply, summed
 
 
 @dataclass(frozen=True)
 class Rows:
     """The rows [start, stop) of a table of `total` that this rank holds, and the group that holds
-    the rest.
+    the rest. sequence: what is looked up ends in slices of the sequence.
     """
 
     start: int
@@ -31,6 +31,7 @@ class Rows:
     total: int
     group: Group
     seam: Seam
+    sequence: bool = False
 
     def local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(row here or 0, whether it is here) for ids [N]."""
@@ -42,18 +43,19 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor, slot: Slot, rows: Rows) -> Tensor:
         index, here = rows.local(tokens)
-        ctx.slot, ctx.split = slot, rows.group.size > 1
+        ctx.slot, ctx.split, ctx.rows = slot, rows.group.size > 1, rows
         ctx.save_for_backward(index, here)
         out = F.embedding(index, table)
         if ctx.split:
-            out.masked_fill_(~here.unsqueeze(1), 0.0)
-            rows.seam.all_reduce(out, rows.group, "forward").wait()
+            out = summed(out.masked_fill_(~here.unsqueeze(1), 0.0), rows)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
         index, here = ctx.saved_tensors
         grad = grads[0]
+        if ctx.rows.sequence:
+            grad = gathered(grad, ctx.rows, "backward")
         if ctx.split:
             index, grad = index[here], grad[here]
         ctx.slot.add_rows(index, grad)
@@ -63,7 +65,7 @@ class _Lookup(torch.autograd.Function):
 @dataclass(frozen=True)
 class TableLookup:
     """The `lookup` parts: ids [N] -> [N, H]; 1 all-reduce forward over the rows' group, none
-    backward.
+    backward. Under sequence parallelism -> [n, H]: 1 reduce-scatter and 1 all-gather.
     """
 
     slots: Mapping[Tensor, Slot]

@@ -40,6 +40,17 @@ def check_model(
         )
 
 
+def check_tokens(plan: ParallelPlan, microbatch: int, seq_len: int) -> None:
+    """Raises PlanError where sequence parallelism cannot cut a microbatch's tokens evenly."""
+    tokens, low = microbatch * seq_len, seq_len // plan.tp * plan.tp
+    if plan.sequence_parallel and tokens % plan.tp:
+        near = " or ".join(f"seq_len {n}" for n in (low, low + plan.tp) if n)
+        raise PlanError(
+            f"sequence_parallel: microbatch_size {microbatch} * seq_len {seq_len} = {tokens} "
+            f"tokens are not split evenly by tp {plan.tp}; nearest: {near}"
+        )
+
+
 def kv_replicas(tp: int, num_kv_heads: int) -> int:
     """Neighbouring tp ranks that hold the same KV head: 1 unless tp exceeds the KV heads.
 

@@ -70,6 +70,7 @@ class ParallelPlan:
     cp_kind: str = "ring"
     cp_ulysses: int = 1
     sequence_parallel: bool = False
+    sequence_regather: bool = True
     recompute: str = "none"
     order: tuple[str, ...] = DENSE_AXES
 
@@ -165,8 +166,9 @@ def _check_values(plan: ParallelPlan) -> None:
             raise PlanError(f"{name} {value!r}: a whole number of at least 1 is needed")
     if type(plan.zero) is not int or plan.zero not in range(4):
         raise PlanError(f"zero {plan.zero!r}: allowed are 0, 1, 2, 3")
-    if type(plan.sequence_parallel) is not bool:
-        raise PlanError(f"sequence_parallel {plan.sequence_parallel!r}: allowed are true, false")
+    for name in ("sequence_parallel", "sequence_regather"):
+        if type(getattr(plan, name)) is not bool:
+            raise PlanError(f"{name} {getattr(plan, name)!r}: allowed are true, false")
     _check_word("schedule", plan.schedule, SCHEDULES)
     _check_word("cp_kind", plan.cp_kind, CP_KINDS)
     _check_word("recompute", plan.recompute, RECOMPUTE)

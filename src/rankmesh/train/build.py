@@ -23,6 +23,7 @@ from rankmesh.parallel.apply import Source
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import param_table
 from rankmesh.topology.batch import BatchPlan
+from rankmesh.topology.fit import check_tokens
 from rankmesh.topology.params import ParamSpec, Slices
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.topology.release import check_release
@@ -95,6 +96,7 @@ def prepare_job(config: RunConfig, world_size: int) -> Job:
     check_release(plan)
     batch = BatchPlan(config.train.global_batch_size, plan.dp, config.train.microbatch_size)
     training_schedule(config.parallel, plan, batch.num_microbatches)
+    check_tokens(plan, batch.microbatch, config.data.seq_len)
     table = param_table(spec, plan)
     train = _samples(config, "train", spec)
     if train is None:

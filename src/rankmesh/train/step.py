@@ -44,12 +44,22 @@ def stage_input(batch: Microbatch, mesh: Mesh, *, dropout: tuple[int, int] | Non
     rows, length = batch.tokens.shape
     samples = batch.samples.to(mesh.device)
     key = None if dropout is None else DropoutKey(*dropout, samples)
-    layout = Layout.plain(rows, length, device=mesh.device, dropout=key)
+    layout = Layout.plain(
+        rows, length, device=mesh.device, dropout=key, held=_held(rows * length, mesh)
+    )
     return StageInput(
         tokens=batch.tokens.to(mesh.device).flatten(),
         labels=batch.labels.to(mesh.device).flatten(),
         layout=layout,
     )
+
+
+def _held(tokens: int, mesh: Mesh) -> slice:
+    """The tokens whose residual stream this rank holds: its slice under sequence parallelism."""
+    if not mesh.plan.sequence_parallel:
+        return slice(None)
+    part = tokens // mesh.plan.tp
+    return slice(mesh.coordinate.tp * part, (mesh.coordinate.tp + 1) * part)
 
 
 def count(batches: Sequence[Microbatch], mesh: Mesh) -> tuple[int, int]:
