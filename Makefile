@@ -57,6 +57,7 @@ bench: $(DEV)
 	$(PY) -m benchmarks.group_setup
 	$(PY) -m benchmarks.step $(if $(QUICK),--quick)
 	$(PY) -m benchmarks.buckets $(if $(QUICK),--quick)
+	$(PY) -m benchmarks.pipeline $(if $(QUICK),--quick)
 
 prove: $(DEV)
 	$(PY) -m tests.prove --seed $(SEED)

@@ -25,12 +25,12 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.plain import Llama, Trainer
+from rankmesh.config.resolve import parallel_plan
 from rankmesh.config.schema import OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
 from rankmesh.data.loader import Microbatch
 from rankmesh.specs.model import ModelSpec, make_spec
 from rankmesh.testing.worker import Worker
 from rankmesh.topology.params import ParamSpec, Slices
-from rankmesh.topology.plan import ParallelPlan
 from rankmesh.train.run import Run, assemble
 from rankmesh.train.step import train_step
 
@@ -124,14 +124,19 @@ def our_name(plain: str) -> str:
 
 
 def our_run(worker: Worker, shape: Shape, tp: int, dp: int, bucket_mb: float | None = None) -> Run:
-    """Our trainer on the mesh of all ranks, from the plain model's weights."""
+    """Our trainer on tp x dp ranks, from the plain model's weights."""
+    return built(worker, shape, config(shape, tp, dp, bucket_mb))
+
+
+def built(worker: Worker, shape: Shape, wanted: RunConfig) -> Run:
+    """Our trainer of `wanted` on the mesh of all ranks, from the plain model's weights."""
     weights = {our_name(name): value.detach() for name, value in shape.plain().named_parameters()}
 
     def source(spec: ParamSpec, slices: Slices) -> Tensor:
         return weights[spec.name][slices]
 
-    mesh = worker.mesh(ParallelPlan(tp=tp, dp=dp))
-    return assemble(config(shape, tp, dp, bucket_mb), shape.spec(), mesh, source)
+    mesh = worker.mesh(parallel_plan(wanted.parallel, worker.world_size))
+    return assemble(wanted, shape.spec(), mesh, source)
 
 
 def our_steps(run: Run, batches: list[tuple[Tensor, Tensor]]) -> Step:

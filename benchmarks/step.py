@@ -123,15 +123,16 @@ def lines(figures: dict[str, Any]) -> list[str]:
     return [
         f"{figures['name']}: rankmesh against {figures['peer']}",
         f"  median step   {ours:.3f} s against {peer:.3f} s",
-        f"  peer / ours   {_spread(figures['ratio'])}; goal {figures['goal']}: {verdict}",
-        f"  in CPU time   {_spread(figures['cpu_ratio'])}",
+        f"  peer / ours   {told(figures['ratio'])}; goal {figures['goal']}: {verdict}",
+        f"  in CPU time   {told(figures['cpu_ratio'])}",
         f"  each pair     {' '.join(f'{each:.3f}' for each in figures['ratios'])}",
         f"  matmul        {calibration(figures['gflops'])}",
         f"  losses        {losses[0]} against {losses[1]}",
     ]
 
 
-def _spread(ratio: dict[str, float]) -> str:
+def told(ratio: dict[str, float]) -> str:
+    """Median, quartiles and range of a ratio, as a person reads them."""
     return (
         f"{ratio['median']:.3f} (quartiles {ratio['quarter']:.3f} to {ratio['three_quarters']:.3f},"
         f" range {ratio['low']:.3f} to {ratio['high']:.3f})"
