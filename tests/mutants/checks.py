@@ -76,6 +76,12 @@ CHECKS = {
     "llama pp2 zb": _parity("llama", 1, 1, 2, parallel={"schedule": "zb-h1"}),
     "gpt2 pp2": _parity("gpt2", 1, 1, 2),
     "gpt2 pp2 dp2": _parity("gpt2", 1, 2, 2),
+    "gpt2 sequence": _parity(
+        "gpt2", 2, 1, seq_len=12, model=DROPOUT, parallel={"sequence_parallel": True}
+    ),
+    "gpt2 sequence zb": _parity(
+        "gpt2", 2, 1, seq_len=12, parallel={"sequence_parallel": True, "schedule": "zb-h1"}
+    ),
     "headers": Check("tests.mutants.mesh_facts:headers"),
     "qwen3 tp2": _parity("qwen3", 2, 1),
     "gemma2 tp2": _parity("gemma2", 2, 1),

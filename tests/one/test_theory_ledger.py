@@ -48,6 +48,15 @@ PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("olmo2-tiny", {"pp": 2, "dp": 2, "schedule": "zb-h2"}, {"tie_embeddings": True}),
     ("gpt2-tiny", {"pp": 2, "dp": 2, "num_chunks": 2, "schedule": "zb-v"}, {"num_layers": 4}),
     ("llama-tiny", {"pp": 2, "tp": 2, "layout": (2, 0)}, {}),
+    ("llama-tiny", {"tp": 2, "dp": 2, "sequence_parallel": True}, {"num_layers": 3}),
+    ("gpt2-tiny", {"tp": 4, "sequence_parallel": True, "sequence_regather": False}, {}),
+    ("qwen3-tiny", {"tp": 2, "pp": 2, "schedule": "zb-h1", "sequence_parallel": True}, {}),
+    ("olmo2-tiny", {"tp": 4, "dp": 2, "sequence_parallel": True}, {"num_kv_heads": 2}),
+    (
+        "gpt2-tiny",
+        {"tp": 2, "pp": 2, "num_chunks": 2, "schedule": "zb-v", "sequence_parallel": True},
+        {"num_layers": 4},
+    ),
 ]
 
 

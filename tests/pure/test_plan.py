@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rankmesh.errors import PlanError
 from rankmesh.topology import ParallelPlan, check_model, check_release, kv_replicas
+from rankmesh.topology.fit import check_tokens
 from rankmesh.topology.plan import CP_KINDS, RECOMPUTE, SCHEDULES, near_divisors
 from tests.pure.plans import divisors, plans
 
@@ -281,12 +282,20 @@ def test_every_tp_rank_gets_whole_heads(tp, num_kv_heads, group):
         ({"dp": 2, "ep": 2}, "ep 2"),
         ({"dp": 2, "etp": 2}, "etp 2"),
         ({"zero": 1}, "zero 1 (allowed: 0)"),
-        ({"sequence_parallel": True}, "sequence_parallel True"),
         ({"recompute": "full"}, "recompute full (allowed: none)"),
     ],
 )
 def test_what_this_release_cannot_run(fields, word):
     assert word in refusal(check_release, ParallelPlan(**fields))
+
+
+def test_sequences_that_are_not_cut_evenly():
+    plan = ParallelPlan(tp=4, sequence_parallel=True)
+    check_tokens(plan, 2, 10)
+    line = refusal(check_tokens, plan, 1, 10)
+    assert (
+        "microbatch_size 1 * seq_len 10 = 10 tokens" in line and "seq_len 8 or seq_len 12" in line
+    )
 
 
 def test_what_this_release_runs():

@@ -16,20 +16,27 @@ from rankmesh.specs.model import ModelSpec
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers of a pipeline stage; whether it has the embedding, and the head."""
+    """The layers of a pipeline stage; whether it has the embedding, and the head. sequence: whether
+    the stream is held in slices; regather: whether inputs are kept as slices too.
+    """
 
     spec: ModelSpec
     layers: range
     first: bool
     last: bool
+    sequence: bool = False
+    regather: bool = True
 
 
 class Work(Enum):
     """SUM: of an input gradient over tp. SQUARES: of the gradient of mean squares over tp.
-    PRODUCT: a weight gradient, which a split backward makes in W. DEPOSIT: any other gradient.
+    GATHER: of an output gradient that is a slice. REGATHER: of an input that was kept as a slice;
+    PRODUCT: a weight gradient: a split backward does both in W. DEPOSIT: any other gradient.
     """
 
     SUM = "sum"
+    GATHER = "gather"
+    REGATHER = "regather"
     SQUARES = "squares"
     PRODUCT = "product"
     DEPOSIT = "deposit"
@@ -45,8 +52,13 @@ class Event:
 
 def backward_events(stage: Stage, kind: Kind) -> Iterator[Event]:
     """Those of B, I or W. Names that a spec does not have do no harm."""
+    late, absent = (Work.PRODUCT, Work.REGATHER), set[Work]()
+    if not stage.sequence:
+        absent.add(Work.GATHER)
+    if not (stage.sequence and stage.regather):
+        absent.add(Work.REGATHER)
     for event in _full(stage):
-        if kind is Kind.B or (kind is Kind.W) == (event.work is Work.PRODUCT):
+        if event.work not in absent and kind in (Kind.B, Kind.W if event.work in late else Kind.I):
             yield event
 
 
@@ -58,26 +70,32 @@ def _full(stage: Stage) -> Iterator[Event]:
     spec = stage.spec
     if stage.last:
         yield Event(Work.SUM)
+        yield Event(Work.REGATHER)
         yield Event(Work.PRODUCT, "embed.weight" if spec.tie_embeddings else "head.weight")
         yield from _norm("norm")
     for layer in reversed(stage.layers):
         name = f"layers.{layer}"
         yield from _norm(f"{name}.mlp_post_norm")
+        yield Event(Work.GATHER)
         yield from _product(f"{name}.mlp", "down")
         yield Event(Work.SUM)
+        yield Event(Work.REGATHER)
         yield from _product(f"{name}.mlp", "gate", "up")
         yield from _norm(f"{name}.mlp_norm")
         yield from _norm(f"{name}.attn_post_norm")
+        yield Event(Work.GATHER)
         yield from _product(f"{name}.attn", "o")
         yield Event(Work.DEPOSIT, f"{name}.attn.qk_norm.k.weight")
         yield Event(Work.DEPOSIT, f"{name}.attn.qk_norm.q.weight")
         if spec.qk_norm == "all":
             yield Event(Work.SQUARES)
         yield Event(Work.SUM)
+        yield Event(Work.REGATHER)
         yield from _product(f"{name}.attn", "q", "k", "v")
         yield from _norm(f"{name}.attn_norm")
     if stage.first:
         yield Event(Work.DEPOSIT, "positions.weight")
+        yield Event(Work.GATHER)
         yield Event(Work.DEPOSIT, "embed.weight")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rankmesh.errors import PlanError
 from rankmesh.schedule import Action, Kind, build_schedule, with_communication
 from rankmesh.specs.model import ModelSpec
-from rankmesh.specs.placement import stage_layers
+from rankmesh.specs.placement import param_table, stage_layers
 from rankmesh.theory.backward import Stage, Work, backward_events
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.topology.split import even
@@ -100,7 +100,12 @@ def step_collectives(
     found = [_make("all_reduce", "dp_cp", plan.dp, "count", 2 * 8)]
     for action in actions:
         stage = Stage(
-            spec, layers[action.stage], action.stage == 0, action.stage == len(layers) - 1
+            spec,
+            layers[action.stage],
+            first=action.stage == 0,
+            last=action.stage == len(layers) - 1,
+            sequence=plan.sequence_parallel and plan.tp > 1,
+            regather=plan.sequence_regather,
         )
         found += _collectives(action, stage, plan, shape, buckets)
     found += buckets.late()
@@ -119,13 +124,18 @@ def _collectives(
         yield from _forward(stage, plan, shape)
     elif action.kind in _MESSAGES:
         op, phase = _MESSAGES[action.kind]
-        yield _make(op, "pp", plan.pp, phase, stream)
+        yield _make(op, "pp", plan.pp, phase, stream // (plan.tp if stage.sequence else 1))
     else:
+        ops = {
+            Work.SUM: ("reduce_scatter" if stage.sequence else "all_reduce", stream),
+            Work.GATHER: ("all_gather", stream),
+            Work.REGATHER: ("all_gather", stream),
+            Work.SQUARES: ("all_reduce", _squares(shape)),
+        }
         for event in backward_events(stage, action.kind):
-            if event.work is Work.SUM:
-                yield _make("all_reduce", "tp", plan.tp, "backward", stream)
-            elif event.work is Work.SQUARES:
-                yield _make("all_reduce", "tp", plan.tp, "backward", _squares(shape))
+            if event.work in ops:
+                op, payload = ops[event.work]
+                yield _make(op, "tp", plan.tp, "backward", payload)
             else:
                 yield from buckets.deposit(event.name)
 
@@ -147,12 +157,23 @@ def _sums(
         rows = even(spec.vocab_size, plan.tp)[1]
         payload = shape.wide_bytes * rows * spec.hidden_size
         yield _make("all_reduce", "embedding", 2, "gradients", payload)
-    if spec.qk_norm == "head":
-        partial = shape.wide_bytes * layers * 2 * spec.head_dim
+    partial = shape.wide_bytes * _partial_over_tp(spec, plan, stages)
+    if partial:
         yield _make("all_reduce", "tp", plan.tp, "gradients", partial)
     replicas = max(1, plan.tp // spec.num_kv_heads)
     partial = shape.wide_bytes * layers * kv_elements(spec)
     yield _make("all_reduce", "tp_rep", replicas, "gradients", partial)
+
+
+def _partial_over_tp(spec: ModelSpec, plan: ParallelPlan, stages: Sequence[int]) -> int:
+    """Elements whose gradient each tp rank has a part of: norms over heads; under sequence
+    parallelism all that works on slices of the stream (norms, row biases, learned positions).
+    """
+    return sum(
+        one.numel
+        for one in param_table(spec, plan)
+        if "tp" in one.grad_sum and not set(stages).isdisjoint(one.stages)
+    )
 
 
 def sent_by_axis(collectives: Iterable[Collective]) -> dict[str, int]:
@@ -171,16 +192,23 @@ def kv_elements(spec: ModelSpec) -> int:
 
 def _forward(stage: Stage, plan: ParallelPlan, shape: StepShape) -> Iterator[Collective]:
     """Embedding 1, each layer 2 (attention output, MLP output), cross entropy 1; before a layer's,
-    the mean squares of queries and keys where their norms are over all heads.
+    the mean squares of queries and keys where their norms are over all heads. Under sequence
+    parallelism the sums are scattered, and each branch and the head gather their input.
     """
     stream = shape.tokens * stage.spec.hidden_size * shape.dtype_bytes
+    gather = _make("all_gather", "tp", plan.tp, "forward", stream)
+    total = "reduce_scatter" if stage.sequence else "all_reduce"
     if stage.first:
-        yield _make("all_reduce", "tp", plan.tp, "forward", stream)
+        yield _make(total, "tp", plan.tp, "forward", stream)
     for _ in stage.layers:
-        if stage.spec.qk_norm == "all":
-            yield _make("all_reduce", "tp", plan.tp, "forward", _squares(shape))
-        yield _make("all_reduce", "tp", plan.tp, "forward", stream)
-        yield _make("all_reduce", "tp", plan.tp, "forward", stream)
+        for branch in ("attn", "mlp"):
+            if stage.sequence:
+                yield gather
+            if branch == "attn" and stage.spec.qk_norm == "all":
+                yield _make("all_reduce", "tp", plan.tp, "forward", _squares(shape))
+            yield _make(total, "tp", plan.tp, "forward", stream)
+    if stage.sequence and stage.last:
+        yield gather
     if stage.last:
         # Of each token: log of the sum of exponentials, logit of the target, for smoothing the sum.
         columns = 3 if shape.label_smoothing else 2
@@ -241,5 +269,5 @@ def _check(plan: ParallelPlan) -> None:
             raise PlanError(
                 f"{axis} {plan.size(axis)}: expected collectives cover tp, pp and dp only"
             )
-    if plan.zero or plan.sequence_parallel:
-        raise PlanError("expected collectives cover neither zero nor sequence_parallel")
+    if plan.zero:
+        raise PlanError("expected collectives cover no zero")
