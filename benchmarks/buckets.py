@@ -19,7 +19,7 @@ from benchmarks import sides
 from benchmarks.sides import Shape
 from benchmarks.step import ROOT, add_shape, chosen_shape, facts
 from benchmarks.timing import Spread, calibration, interleave
-from rankmesh.parallel.buffers import Hold, lay_out
+from rankmesh.parallel.placing import Hold, lay_out
 from rankmesh.testing.spawn import Pool
 from rankmesh.testing.worker import Worker
 from rankmesh.train.run import Run

@@ -137,12 +137,15 @@ class Comparison:
     def gradients(self, expected: Trace) -> None:
         clip = self.run.config.optimizer.clip_grad
         factor = min(1.0, clip / (expected.norms[0] + 1e-6)) if clip else 1.0
-        for name in self.run.buffers.entries:
+        for one in self.run.buffers.pieces():
+            name = one.name
             reference = expected.grads[name] * factor
             zero = name.endswith(ZERO_IN_EXACT_ARITHMETIC) and self.run.spec.positions == "learned"
             assert zero or bool(reference.any()), f"the reference gradient of {name} is all zero"
             scale = max(expected.norms[0] * factor, 1.0) if zero else float(reference.abs().max())
-            self.tensor("gradient", name, self.run.buffers.grad(name), reference, scale)
+            ours = self.run.buffers.grads[one.start : one.stop]
+            theirs = self._slice(name, reference).flatten()[one.offset :][: len(ours)]
+            self._differ("gradient", name, ours, theirs, scale)
 
     def weights(self, expected: Trace, start: dict[str, Tensor]) -> None:
         for name in self.run.buffers.entries:
@@ -156,7 +159,9 @@ class Comparison:
             )
 
     def tensor(self, what: str, name: str, ours: Tensor, theirs: Tensor, scale: float) -> None:
-        theirs = self._slice(name, theirs)
+        self._differ(what, name, ours, self._slice(name, theirs), scale)
+
+    def _differ(self, what: str, name: str, ours: Tensor, theirs: Tensor, scale: float) -> None:
         assert ours.shape == theirs.shape, (
             f"{what} {name}: shape {ours.shape} against {theirs.shape}"
         )

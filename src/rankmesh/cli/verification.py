@@ -136,12 +136,14 @@ def _gradients(run: Run, expected: Trace, found: Differences) -> None:
     """The mesh's gradients are clipped by now: the reference is clipped by torch's rule."""
     limit, norm = run.config.optimizer.clip_grad, expected.norms[0]
     factor = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-    for name, entry in run.buffers.entries.items():
-        reference = expected.grads[name] * factor
+    for one in run.buffers.pieces():
+        reference = expected.grads[one.name] * factor
         # A gradient that is zero but for rounding is held against the norm, not against itself.
         scale = max(float(reference.abs().max()), 1e-7 * norm * factor)
-        index = entry.spec.slices(run.mesh.axis_ranks())
-        found.tensor("gradient", name, run.buffers.grad(name).cpu(), reference[index], scale)
+        ours = run.buffers.grads[one.start : one.stop].cpu()
+        theirs = reference[one.entry.spec.slices(run.mesh.axis_ranks())].flatten()
+        theirs = theirs[one.offset : one.offset + len(ours)]
+        found.tensor("gradient", one.name, ours, theirs, scale)
 
 
 def _weights(run: Run, expected: Trace, found: Differences) -> None:

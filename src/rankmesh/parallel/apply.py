@@ -17,15 +17,17 @@ from torch import Tensor
 from rankmesh import nn
 from rankmesh.comm.mesh import Mesh
 from rankmesh.comm.seam import Group, Seam
-from rankmesh.parallel.buffers import Buffers, Hold, Slot, lay_out
+from rankmesh.parallel.buffers import Buffers, Slot
 from rankmesh.parallel.heads import HeadMeans
 from rankmesh.parallel.later import Later
 from rankmesh.parallel.linear import ColumnProducts, Deposits, Product, RowProducts
+from rankmesh.parallel.placing import Hold, lay_out
 from rankmesh.parallel.vocabulary import Rows, TableLookup, VocabularyHead
 from rankmesh.topology.params import ParamSpec, ParamTable, Shard, Slices
 from rankmesh.topology.plan import ParallelPlan
 
 Source = Callable[[ParamSpec, Slices], Tensor]
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def parallelize(
     parameter's slice (fp32 or wider, CPU). No collective is issued here.
     """
     stages = {chunk.stage for chunk in chunks}
-    holds = _holds(chunks, table)
     fused = [names for chunk in chunks for names in _fused(chunk.model)]
+    holds = _holds(chunks, table, fused)
     tied = tuple(hold.spec.name for hold in holds if not stages.issuperset(hold.spec.stages))
     buffers = lay_out(holds, fused, mesh, dtype=dtype, bucket_bytes=bucket_bytes, tied=tied)
     _materialize(chunks, buffers, source)
@@ -81,11 +83,15 @@ def parallelize(
     return Parallel(tuple(chunks), buffers, later)
 
 
-def _holds(chunks: Sequence[Chunk], table: ParamTable) -> list[Hold]:
+def _holds(chunks: Sequence[Chunk], table: ParamTable, fused: Sequence[Names]) -> list[Hold]:
     """The parameters of this rank in order of use. A tied table has two users, and a bucket of its
     own where the other one is on another rank.
+
+    Parameters of whose gradients tp ranks have parts lie apart and last: their buckets look the
+    same on all of these ranks, whatever the sizes of the others.
     """
     stages = {chunk.stage for chunk in chunks}
+    partial = _partial(table, fused)
     holds: dict[str, Hold] = {}
     for chunk in chunks:
         present = dict(chunk.model.named_parameters())
@@ -96,8 +102,25 @@ def _holds(chunks: Sequence[Chunk], table: ParamTable) -> list[Hold]:
                 holds[spec.name] = replace(held, uses=held.uses + uses)
             else:
                 shared = not stages.issuperset(spec.stages)
-                holds[spec.name] = Hold(spec, uses, -1 if shared else chunk.stage)
-    return list(holds.values())
+                family = "tied" if shared else (chunk.stage, partial[spec.name])
+                holds[spec.name] = Hold(spec, uses, family)
+    order = {chunk.stage: number for number, chunk in enumerate(chunks)}
+
+    def place(hold: Hold) -> tuple[int, bool]:
+        stage = min(order[one] for one in hold.spec.stages if one in order)
+        return stage, not partial[hold.spec.name]
+
+    return sorted(holds.values(), key=place)
+
+
+def _partial(table: ParamTable, fused: Sequence[Names]) -> dict[str, Names]:
+    """Parameter -> groups over which gradients of the run that holds it are only parts."""
+    sums = {spec.name: spec.grad_sum for spec in table}
+    runs = {name: names for names in fused for name in names}
+    return {
+        name: tuple(sorted({axis for one in runs.get(name, (name,)) for axis in sums[one]}))
+        for name in sums
+    }
 
 
 def _uses(model: nn.Transformer, name: str) -> int:
@@ -128,8 +151,8 @@ def _materialize(chunks: Sequence[Chunk], buffers: Buffers, source: Source) -> N
     names = [set(dict(chunk.model.named_parameters())) for chunk in chunks]
     axis_ranks = buffers.mesh.axis_ranks()
     for name, entry in buffers.entries.items():
+        buffers.fill(name, source(entry.spec, entry.spec.slices(axis_ranks)))
         view = buffers.param(name)
-        view.copy_(source(entry.spec, entry.spec.slices(axis_ranks)))
         owner, _, leaf = name.rpartition(".")
         parameter = torch.nn.Parameter(view, requires_grad=entry.spec.trainable)
         for chunk, present in zip(chunks, names, strict=True):

@@ -8,7 +8,7 @@ optimizer; `p.grad` stays None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +17,6 @@ from torch import Tensor
 from rankmesh.comm.mesh import Mesh
 from rankmesh.comm.seam import Group, Handle
 from rankmesh.topology.params import ParamSpec
-
-_ALIGN = 16  # elements: 64 bytes of fp32, a cache line and a vector register
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,21 @@ class Entry:
         return self.start + math.prod(self.shape)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """The elements [start, stop) of the flat buffers that this rank owns of a parameter."""
+
+    name: str
+    entry: Entry
+    start: int
+    stop: int
+
+    @property
+    def offset(self) -> int:
+        """Of the first one in the flattened local slice."""
+        return self.start - self.entry.start
+
+
 @dataclass
 class Bucket:
     """A stretch of the gradient buffer that one collective reduces."""
@@ -42,6 +55,11 @@ class Bucket:
     stop: int
     pending: int = 0
     handle: Handle | None = None
+
+    def close(self, unit: int) -> int:
+        """Pad the length to a multiple of `unit`; returns where the next one may start."""
+        self.stop = self.start + -(-(self.stop - self.start) // unit) * unit
+        return self.stop
 
 
 @dataclass
@@ -103,20 +121,90 @@ class Slot:
 
 @dataclass
 class Buffers:
-    """Parameters and main gradients of all the chunks of a rank. Made by `lay_out`.
+    """Parameters and main gradients of all the chunks of a rank. Made by `placing.lay_out`.
 
-    tied: names that another pipeline rank holds too; their gradients are summed with that one's.
+    shard: the ranks that share the optimizer state, each owning its part of every bucket; one rank
+    alone without ZeRO. copies: the ranks that own the same elements. tied: names that another
+    pipeline rank holds too; their gradients are summed with that one's. main: what the optimizer
+    updates, by name, the elements owned of each parameter in max(fp32, dtype): views of `params`
+    where that is wide enough.
     """
 
     mesh: Mesh
     params: Tensor
     grads: Tensor
     entries: dict[str, Entry]
-    group: Group
+    shard: Group
+    copies: Group
     tied: tuple[str, ...] = ()
     buckets: list[Bucket] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
+    main: dict[str, Tensor] = field(default_factory=dict)
     started: int = 0
+
+    def owned(self) -> list[tuple[int, int]]:
+        """Stretches of the buffers whose elements this rank reduces and updates."""
+        if self.shard.size == 1:
+            return [(0, len(self.params))]
+        return [self.own(bucket) for bucket in self.buckets]
+
+    def own(self, bucket: Bucket) -> tuple[int, int]:
+        """This rank's part of a bucket."""
+        size = (bucket.stop - bucket.start) // self.shard.size
+        start = bucket.start + self.shard.index * size
+        return start, start + size
+
+    def pieces(self) -> Iterator[Piece]:
+        """The elements owned of each parameter, in the order of the buffers; a parameter lies in
+        one bucket, so that it has one piece at most.
+        """
+        owned = self.owned()
+        for name, entry in self.entries.items():
+            for low, high in owned:
+                start, stop = max(entry.start, low), min(entry.stop, high)
+                if start < stop:
+                    yield Piece(name, entry, start, stop)
+
+    def allocate_main(self) -> None:
+        """Make `main`."""
+        pieces = list(self.pieces())
+        if self.params.dtype == self.grads.dtype:
+            self.main = {one.name: self.params[one.start : one.stop] for one in pieces}
+            return
+        sizes = [one.stop - one.start for one in pieces]
+        flat = torch.zeros(sum(sizes), dtype=self.grads.dtype, device=self.params.device)
+        parts = flat.split(sizes)
+        self.main = {one.name: part for one, part in zip(pieces, parts, strict=True)}
+
+    def fill(self, name: str, values: Tensor) -> None:
+        """Give a parameter its values, rounded but in `main`."""
+        self.param(name).copy_(values)
+        for one in self.pieces_of(name):
+            self.main[name].copy_(
+                values.reshape(-1)[one.offset : one.offset + one.stop - one.start]
+            )
+
+    def pieces_of(self, name: str) -> list[Piece]:
+        """The piece owned of one parameter, or none."""
+        return [one for one in self.pieces() if one.name == name]
+
+    def publish(self) -> None:
+        """After an update: every rank has all parameters anew. Issues one all-gather a bucket over
+        the ranks that share the state.
+        """
+        if self.params.dtype != self.grads.dtype:
+            for one in self.pieces():
+                self.params[one.start : one.stop].copy_(self.main[one.name])
+        if self.shard.size == 1:
+            return
+        handles = []
+        for bucket in self.buckets:
+            start, stop = self.own(bucket)
+            part = self.params[start:stop].clone()
+            whole = self.params[bucket.start : bucket.stop]
+            handles.append(self.mesh.seam.all_gather(whole, part, self.shard, "parameters"))
+        for handle in handles:
+            handle.wait()
 
     def param(self, name: str) -> Tensor:
         """The local slice of a parameter, a view."""
@@ -155,10 +243,15 @@ class Buffers:
         self.reduce(self.buckets[self.started - 1])
 
     def reduce(self, bucket: Bucket) -> None:
-        """Start the bucket's sum over the replicas; issues one all-reduce."""
-        bucket.handle = self.mesh.seam.all_reduce(
-            self.grads[bucket.start : bucket.stop], self.group, "gradients"
-        )
+        """Start the bucket's sum over the replicas: one all-reduce, or one reduce-scatter into the
+        part that this rank owns.
+        """
+        whole, seam = self.grads[bucket.start : bucket.stop], self.mesh.seam
+        if self.shard.size == 1:
+            bucket.handle = seam.all_reduce(whole, self.copies, "gradients")
+            return
+        start, stop = self.own(bucket)
+        bucket.handle = seam.reduce_scatter(self.grads[start:stop], whole, self.shard, "gradients")
 
     def settle(self) -> None:
         """A parameter that got no gradient in this step has the gradient zero."""
@@ -180,6 +273,7 @@ class Buffers:
             assert bucket.handle is not None
             bucket.handle.wait()
             bucket.handle = None
+        self._sum_copies()
         if self.tied:
             self._sum("embedding", list(self.tied))
         for axis, names in self._partial():
@@ -193,104 +287,27 @@ class Buffers:
                 [name for name, entry in self.entries.items() if axis in entry.spec.grad_sum],
             )
 
-    def _sum(self, axis: str, names: list[str]) -> None:
-        """One all-reduce for all gradients of which this rank has a part over `axis`."""
-        group = self.mesh.group(axis)
-        if group.size == 1:
+    def _sum_copies(self) -> None:
+        """Where several sets of shards exist: one all-reduce a bucket over the owners of a part."""
+        if self.shard.size == 1:
             return
-        flat = torch.cat([self.grad(name).flatten() for name in names])
+        handles = []
+        for start, stop in self.owned():
+            part = self.grads[start:stop]
+            handles.append(self.mesh.seam.all_reduce(part, self.copies, "gradients"))
+        for handle in handles:
+            handle.wait()
+
+    def _sum(self, axis: str, names: Collection[str]) -> None:
+        """One all-reduce for all owned gradients of which this rank has a part over `axis`. Where
+        others own other parts, such parameters lie in buckets that look the same on all ranks of
+        the axis.
+        """
+        group = self.mesh.group(axis)
+        parts = [self.grads[one.start : one.stop] for one in self.pieces() if one.name in names]
+        if group.size == 1 or not parts:
+            return
+        flat = torch.cat(parts)
         self.mesh.seam.all_reduce(flat, group, "gradients").wait()
-        start = 0
-        for name in names:
-            grad = self.grad(name)
-            grad.copy_(flat[start : start + grad.numel()].view_as(grad))
-            start += grad.numel()
-
-
-@dataclass(frozen=True)
-class Hold:
-    """One parameter that a rank holds. uses: deposits of its gradient in a microbatch. family:
-    parameters share a bucket only with others of their family.
-    """
-
-    spec: ParamSpec
-    uses: int = 1
-    family: int = 0
-
-
-def lay_out(
-    holds: Sequence[Hold],
-    fused: Sequence[tuple[str, ...]],
-    mesh: Mesh,
-    *,
-    dtype: torch.dtype,
-    bucket_bytes: int,
-    tied: tuple[str, ...] = (),
-) -> Buffers:
-    """Allocate the buffers of the parameters `holds` (in order of use) on the mesh's device.
-
-    Runs lie in reverse order of use, as backward completes them; a run is one parameter or a
-    `fused` tuple, whose members lie side by side. Main gradients are in max(fp32, dtype).
-    """
-    by_name = {hold.spec.name: hold for hold in holds}
-    runs = _runs(list(by_name), fused)
-    axis_ranks = mesh.axis_ranks()
-    entries: dict[str, Entry] = {}
-    spans, end = [], 0
-    for names in reversed(runs):
-        start = end = -(-end // _ALIGN) * _ALIGN
-        for name in names:
-            spec = by_name[name].spec
-            entries[name] = Entry(spec, end, spec.local_shape(axis_ranks))
-            end = entries[name].stop
-        spans.append((names, start, end))
-    wide = torch.promote_types(dtype, torch.float32)
-    buffers = Buffers(
-        mesh=mesh,
-        params=torch.zeros(end, dtype=dtype, device=mesh.device),
-        grads=torch.zeros(end, dtype=wide, device=mesh.device),
-        entries=entries,
-        group=mesh.group("dp_cp"),
-        tied=tied,
-    )
-    family = None
-    for names, start, stop in spans:
-        hold = by_name[names[0]]
-        room = bucket_bytes // wide.itemsize if hold.family == family else 0
-        family = hold.family
-        buffers.slots.append(_slot(buffers, names, start, stop, room, hold.uses))
-    return buffers
-
-
-def _runs(names: list[str], fused: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    home = {name: members for members in fused for name in members}
-    runs: list[tuple[str, ...]] = []
-    for name in names:
-        members = home.get(name, (name,))
-        if members[0] == name:
-            runs.append(members)
-    return runs
-
-
-def _bucket(buffers: Buffers, start: int, stop: int, room: int) -> Bucket:
-    """The bucket that takes the run: the open one while it has room, else a new one."""
-    last = buffers.buckets[-1] if buffers.buckets else None
-    if last is None or stop - last.start > room:
-        last = Bucket(start, stop)
-        buffers.buckets.append(last)
-    last.stop = stop
-    return last
-
-
-def _slot(
-    buffers: Buffers, names: tuple[str, ...], start: int, stop: int, room: int, uses: int
-) -> Slot:
-    shape = (-1, *buffers.entries[names[0]].shape[1:])
-    return Slot(
-        names=names,
-        weight=buffers.params[start:stop].view(shape),
-        grad=buffers.grads[start:stop].view(shape),
-        uses=uses,
-        bucket=_bucket(buffers, start, stop, room),
-        buffers=buffers,
-    )
+        for part, total in zip(parts, flat.split([len(part) for part in parts]), strict=True):
+            part.copy_(total)

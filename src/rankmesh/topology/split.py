@@ -6,6 +6,7 @@ Owns boundaries as integers; it knows no tensor, layer or rank. Costs are number
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,30 @@ def even(total: int, parts: int) -> tuple[int, ...]:
         raise PlanError(f"cannot cut {total} into {parts} parts: at least 0 and 1 are needed")
     size, longer = divmod(total, parts)
     return tuple(part * size + min(part, longer) for part in range(parts + 1))
+
+
+def boxes(shape: Sequence[int], start: int, stop: int) -> list[tuple[slice, ...]]:
+    """The elements [start, stop) of a row-major array as boxes, in order: at most 2 n - 1 of n
+    dims.
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [()]
+    size = math.prod(shape[1:])
+    first, last = -(-start // size), stop // size
+    if first > last:  # within one row
+        row = start // size
+        inner = boxes(shape[1:], start - row * size, stop - row * size)
+        return [(slice(row, row + 1), *box) for box in inner]
+    head = boxes(shape[1:], size - (first * size - start), size) if start % size else []
+    tail = boxes(shape[1:], 0, stop - last * size)
+    whole = [(slice(first, last), *(slice(0, n) for n in shape[1:]))] if first < last else []
+    return [
+        *((slice(first - 1, first), *box) for box in head),
+        *whole,
+        *((slice(last, last + 1), *box) for box in tail),
+    ]
 
 
 def layers_of_stages(

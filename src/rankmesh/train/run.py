@@ -31,7 +31,7 @@ from rankmesh.topology.params import ParamSpec, ParamTable, Slices
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.train.schedules import forward_schedule, training_schedule
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -147,46 +147,46 @@ def _chunks(spec: ModelSpec, plan: ParallelPlan, actions: Sequence[Action]) -> l
 
 
 def segments(buffers: Buffers) -> list[Segment]:
-    """One segment for each trainable parameter, in the order of the buffers."""
+    """What this rank updates of each trainable parameter, in the order of the buffers."""
     return [
         Segment(
-            name=name,
-            param=buffers.params[entry.start : entry.stop],
-            grad=buffers.grads[entry.start : entry.stop],
-            decay=entry.spec.decay,
+            name=one.name,
+            param=buffers.main[one.name],
+            grad=buffers.grads[one.start : one.stop],
+            decay=one.entry.spec.decay,
         )
-        for name, entry in buffers.entries.items()
-        if entry.spec.trainable
+        for one in buffers.pieces()
+        if one.entry.spec.trainable
     ]
 
 
 def owned_gradients(parallel: Parallel) -> tuple[Tensor, ...]:
-    """The gradient elements that this rank owns in the global norm.
+    """The gradient elements that this rank counts in the global norm.
 
-    Of a slice held by several tp ranks the first holder owns it, of a table held by two stages the
-    first one; replicas share it out evenly, so that none sums alone.
+    Of a slice held by several tp ranks the first holder counts it, of a table held by two stages
+    the first one; ranks that own the same elements share them out evenly, so that none sums alone.
     """
     buffers = parallel.buffers
-    group = buffers.group
-    pieces = []
+    copies = buffers.copies
+    counted = []
     for start, stop in _merged(parallel):
-        low = start + (stop - start) * group.index // group.size
-        high = start + (stop - start) * (group.index + 1) // group.size
+        low = start + (stop - start) * copies.index // copies.size
+        high = start + (stop - start) * (copies.index + 1) // copies.size
         if low < high:
-            pieces.append(buffers.grads[low:high])
-    return tuple(pieces)
+            counted.append(buffers.grads[low:high])
+    return tuple(counted)
 
 
 def _merged(parallel: Parallel) -> list[tuple[int, int]]:
-    """Stretches of the gradient buffer that this tp rank owns; neighbours joined."""
+    """Stretches of the gradient buffer that this tp rank counts; neighbours joined."""
     spans: list[tuple[int, int]] = []
-    for entry in sorted(parallel.buffers.entries.values(), key=lambda entry: entry.start):
-        if not (entry.spec.trainable and parallel.is_first_holder(entry.spec)):
+    for one in sorted(parallel.buffers.pieces(), key=lambda one: one.start):
+        if not (one.entry.spec.trainable and parallel.is_first_holder(one.entry.spec)):
             continue
-        if spans and spans[-1][1] == entry.start:
-            spans[-1] = (spans[-1][0], entry.stop)
+        if spans and spans[-1][1] == one.start:
+            spans[-1] = (spans[-1][0], one.stop)
         else:
-            spans.append((entry.start, entry.stop))
+            spans.append((one.start, one.stop))
     return spans
 
 

@@ -6,11 +6,13 @@ the checkpoint folder's business.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rankmesh.checkpoint.manifest import Phases, Shape, Training, state_name
 from rankmesh.checkpoint.weights import LocalSlice, Weights
@@ -19,8 +21,9 @@ from rankmesh.config.schema import OptimizerConfig, RunConfig
 from rankmesh.errors import CheckpointError
 from rankmesh.obs.secrets import masked
 from rankmesh.optim.segment import Segment
-from rankmesh.parallel.buffers import Buffers
+from rankmesh.parallel.buffers import Buffers, Piece
 from rankmesh.topology.params import Slices
+from rankmesh.topology.split import boxes
 from rankmesh.train.run import Run, make_optimizer
 
 
@@ -64,34 +67,57 @@ def training_record(run: Run, *, samples: int, sizes: Shape, phases: Phases) -> 
 def local_slices(run: Run) -> Iterator[LocalSlice]:
     """What this rank writes: over all ranks every element of weights and optimizer state once.
 
-    Of the ranks that hold a slice the first along tp (of a tied table the first stage's) writes it;
-    its replicas share the parameters out by size.
+    Of the ranks that hold a slice the first along tp (of a tied table the first stage's) writes it,
+    each what it owns of it; ranks that own the same share the parameters out by size.
     """
     buffers = run.buffers
-    axis_ranks = run.mesh.axis_ranks()
     writers = _writers(buffers)
     state = run.optimizer.state()
     kinds = state_kinds(run.config.optimizer)
-    for name, entry in buffers.entries.items():
-        if writers[name] != buffers.group.index or not run.parallel.is_first_holder(entry.spec):
+    for one in buffers.pieces():
+        name, spec = one.name, one.entry.spec
+        if writers[name] != buffers.copies.index or not run.parallel.is_first_holder(spec):
             continue
-        slices = entry.spec.slices(axis_ranks)
-        yield LocalSlice(name, entry.spec.shape, slices, buffers.param(name))
-        for kind, scalar in kinds.items() if entry.spec.trainable else ():
-            tensor = state[f"{name}.{kind}"]
+        tensors = {name: buffers.main[name]}
+        for kind, scalar in kinds.items() if spec.trainable else ():
             if not scalar:
-                tensor = tensor.view(entry.shape)
-                yield LocalSlice(state_name(name, kind), entry.spec.shape, slices, tensor)
-            elif all(s.start == 0 for s in slices):
-                yield LocalSlice(state_name(name, kind), (), (), tensor)
+                tensors[state_name(name, kind)] = state[f"{name}.{kind}"]
+            elif all(part.start == 0 for part in _places(run, one)[0]):
+                yield LocalSlice(state_name(name, kind), (), (), state[f"{name}.{kind}"])
+        for written, tensor in tensors.items():
+            for place, part in _boxed(run, one, tensor):
+                yield LocalSlice(written, spec.shape, place, part)
+
+
+def _places(run: Run, one: Piece) -> list[Slices]:
+    """The boxes of the logical tensor that a piece consists of."""
+    within = boxes(one.entry.shape, one.offset, one.offset + one.stop - one.start)
+    origin = [part.start for part in one.entry.spec.slices(run.mesh.axis_ranks())]
+    return [
+        tuple(
+            slice(part.start + first, part.stop + first)
+            for part, first in zip(box, origin, strict=True)
+        )
+        for box in within
+    ]
+
+
+def _boxed(run: Run, one: Piece, tensor: Tensor) -> Iterator[tuple[Slices, Tensor]]:
+    """Each box of a piece, and the part of its flat `tensor` that lies there."""
+    start = 0
+    for place in _places(run, one):
+        shape = [part.stop - part.start for part in place]
+        size = math.prod(shape)
+        yield place, tensor[start : start + size].view(shape)
+        start += size
 
 
 def _writers(buffers: Buffers) -> dict[str, int]:
-    """Parameter -> which of the replicas writes it: neighbours in the buffer, about equal bytes."""
-    sizes = {name: entry.stop - entry.start for name, entry in buffers.entries.items()}
+    """Parameter -> which of its owners writes it: neighbours in the buffer, about equal bytes."""
+    sizes = {one.name: one.stop - one.start for one in buffers.pieces()}
     total, before, writers = max(1, sum(sizes.values())), 0, {}
     for name, size in sizes.items():
-        writers[name] = min(before * buffers.group.size // total, buffers.group.size - 1)
+        writers[name] = min(before * buffers.copies.size // total, buffers.copies.size - 1)
         before += size
     return writers
 
@@ -107,12 +133,14 @@ def restore_optimizer(run: Run, weights: Weights) -> None:
     if training is None:
         raise CheckpointError(f"{weights.folder}: holds no training state")
     state, kinds = run.optimizer.state(), state_kinds(run.config.optimizer)
-    axis_ranks = run.mesh.axis_ranks()
-    for name, entry in run.buffers.entries.items():
-        if not entry.spec.trainable or name in training.frozen:
+    for one in run.buffers.pieces():
+        name = one.name
+        if not one.entry.spec.trainable or name in training.frozen:
             continue
-        slices = entry.spec.slices(axis_ranks)
         for kind, scalar in kinds.items():
-            index: Slices = () if scalar else slices
             tensor = state[f"{name}.{kind}"]
-            tensor.copy_(weights.slice(state_name(name, kind), index).view(tensor.shape))
+            if scalar:
+                tensor.copy_(weights.slice(state_name(name, kind), ()))
+                continue
+            for place, part in _boxed(run, one, tensor):
+                part.copy_(weights.slice(state_name(name, kind), place))

@@ -80,8 +80,8 @@ def train_step(
     """Step `number` (from 1) on this replica's microbatches.
 
     Collectives: the count, those of the model, one for each gradient bucket, those of `grad_sum`,
-    one for the norm. Raises StepError on every rank when loss or gradient is not finite; the
-    weights are then untouched.
+    one for the norm, with ZeRO one more for each bucket. Raises StepError on every rank when loss
+    or gradient is not finite; the weights are then untouched.
     """
     with run.trace.step(number):
         return _step(run, number, batches, stop)
@@ -110,9 +110,12 @@ def _step(run: Run, number: int, batches: Sequence[Microbatch], stop: bool) -> S
         )
     norm = verdict.norm / valid
     with trace.open(OPTIMIZER, "clip"):
-        buffers.grads.mul_(clip_factor(norm, run.config.optimizer.clip_grad) / valid)
+        factor = clip_factor(norm, run.config.optimizer.clip_grad) / valid
+        for low, high in buffers.owned():
+            buffers.grads[low:high].mul_(factor)
     with trace.open(OPTIMIZER, "update"):
         run.optimizer.step(lr)
+        buffers.publish()
     return StepResult(number, verdict.loss_sum / valid, norm, lr, tokens, valid, verdict.stop)
 
 
