@@ -82,6 +82,15 @@ CHECKS = {
     "gpt2 sequence zb": _parity(
         "gpt2", 2, 1, seq_len=12, parallel={"sequence_parallel": True, "schedule": "zb-h1"}
     ),
+    "llama zero dp2": _parity("llama", 1, 2, parallel={"zero": 1}),
+    "llama zero dp4": _parity("llama", 1, 4, parallel={"zero": 1, "zero_group": 2}),
+    "gpt2 zero sequence": _parity(
+        "gpt2", 2, 2, seq_len=12, parallel={"zero": 1, "sequence_parallel": True}
+    ),
+    "llama 16 bits": _parity(
+        "llama", 1, 1, rtol=0.04, atol=1e-3, train={"dtype": "bf16", "steps": 40},
+        optimizer=SGD | {"lr": 1e-3},
+    ),
     "headers": Check("tests.mutants.mesh_facts:headers"),
     "qwen3 tp2": _parity("qwen3", 2, 1),
     "gemma2 tp2": _parity("gemma2", 2, 1),

@@ -50,6 +50,10 @@ PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama-tiny", {"pp": 2, "tp": 2, "layout": (2, 0)}, {}),
     ("llama-tiny", {"tp": 2, "dp": 2, "sequence_parallel": True}, {"num_layers": 3}),
     ("gpt2-tiny", {"tp": 4, "sequence_parallel": True, "sequence_regather": False}, {}),
+    ("llama-tiny", {"dp": 4, "zero": 1}, {}),
+    ("llama-tiny", {"dp": 4, "tp": 4, "zero": 1, "zero_group": 2, "sequence_parallel": True}, {}),
+    ("gpt2-tiny", {"dp": 3, "pp": 2, "zero": 1}, {}),
+    ("qwen3-tiny", {"dp": 2, "tp": 4, "zero": 1}, {}),
     ("qwen3-tiny", {"tp": 2, "pp": 2, "schedule": "zb-h1", "sequence_parallel": True}, {}),
     ("olmo2-tiny", {"tp": 4, "dp": 2, "sequence_parallel": True}, {"num_kv_heads": 2}),
     (
@@ -61,11 +65,17 @@ PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 def buckets_of(run: Run) -> tuple[Bucket, ...]:
-    slots = run.buffers.slots
+    slots, entries = run.buffers.slots, run.buffers.entries
     return tuple(
         Bucket(
             bucket.stop - bucket.start,
             tuple(n for s in slots if s.bucket is bucket for n in s.names),
+            tuple(
+                (entries[n].start - bucket.start, entries[n].stop - bucket.start)
+                for s in slots
+                if s.bucket is bucket
+                for n in s.names
+            ),
         )
         for bucket in run.buffers.buckets
     )

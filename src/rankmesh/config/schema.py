@@ -31,7 +31,7 @@ SPLITS = ("train", "valid", "test")
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
-_16_BIT = "16-bit training comes in a later release"
+_FP16 = "with its loss scale it comes in a later release; bf16 needs none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +208,8 @@ class TrainConfig(Section):
     microbatch_size: int = option(4, "samples that a replica computes at once", COUNT)
     dtype: str = option(
         "fp32",
-        "of weights and activations",
-        OneOf(("fp32", "fp64"), {"bf16": _16_BIT, "fp16": _16_BIT}),
+        "of weights and activations; updates and sums of gradients are in fp32 or wider",
+        OneOf(("fp32", "fp64", "bf16"), {"fp16": _FP16}),
     )
     seed: int = option(0, "of initial weights and dropout", NOT_NEGATIVE)
     eval_every: int = option(

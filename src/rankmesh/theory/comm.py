@@ -9,7 +9,7 @@ Letters: N tokens of a microbatch, H hidden, V vocabulary, P ranks of a group, S
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rankmesh.errors import PlanError
@@ -39,12 +39,23 @@ class Collective:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that one collective reduces: its elements, alignment included, and its parameters'
-    names.
+    """Gradients that one collective reduces: its elements, alignment included, its parameters'
+    names, and where each of them lies in it (start, stop).
     """
 
     elements: int
     names: tuple[str, ...]
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def owned(self, part: int, parts: int, names: Collection[str]) -> int:
+        """Elements of `names` in the `part`-th of `parts` equal parts of the bucket."""
+        size = self.elements // parts
+        low, high = part * size, (part + 1) * size
+        return sum(
+            max(0, min(stop, high) - max(start, low))
+            for name, (start, stop) in zip(self.names, self.spans, strict=True)
+            if name in names
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +92,16 @@ def wire_bytes(op: str, size: int, payload_bytes: int) -> int:
 def step_collectives(
     spec: ModelSpec, plan: ParallelPlan, shape: StepShape, *, pp_rank: int = 0
 ) -> tuple[Collective, ...]:
-    """Every collective and message of one step of a rank (the first along tp), in order; those of
-    one-rank groups are not issued.
+    """Every collective and message of one step of a rank (the first along tp and dp), in order;
+    those of one-rank groups are not issued.
 
     1. the count of valid targets and tokens; 2. for each action of the pipeline rank its messages
     where the schedule has them (a receive may start earlier) and the collectives of its stage over
     tp, with the gradient buckets between them, each as soon as the last of its own gradients and
-    of those of the buckets before it is complete; 3. the sums of a tied table over both its stages,
-    then those over `tp` and over `tp_rep`; 4. the verdict of norm, loss and stop flag. Raises
-    PlanError where the plan has more than tp, pp and dp.
+    of those of the buckets before it is complete; 3. with several sets of shards the sums of owned
+    parts over them, the sums of a tied table over both its stages, then those over `tp` and over
+    `tp_rep`; 4. the verdict of norm, loss and stop flag; 5. with ZeRO the gathers of parameters.
+    Raises PlanError where the plan has more than tp, pp and dp, or zero above 1.
     """
     _check(plan)
     layers = stage_layers(spec, plan)
@@ -112,6 +124,11 @@ def step_collectives(
     held = sum(len(layers[stage]) for stage in stages)
     found += _sums(spec, plan, shape, held, stages)
     found.append(_make("all_reduce", "world", plan.world_size, "norm", 3 * 8))
+    if plan.zero:
+        found += [
+            _make("all_gather", "shard", plan.size("shard"), "parameters", payload)
+            for payload in (bucket.elements * shape.dtype_bytes for bucket in shape.buckets)
+        ]
     return tuple(one for one in found if one.size > 1)
 
 
@@ -152,8 +169,10 @@ def _sums(
     spec: ModelSpec, plan: ParallelPlan, shape: StepShape, layers: int, stages: Sequence[int]
 ) -> Iterator[Collective]:
     """After the buckets: gradients of which a rank has only a part."""
-    ends = {0, plan.num_stages - 1}
-    if spec.tie_embeddings and len(ends & set(stages)) == 1 and len(ends) == 2:
+    if plan.zero:
+        yield from _sums_of_shards(spec, plan, shape, stages)
+        return
+    if _tied_apart(spec, plan, stages):
         rows = even(spec.vocab_size, plan.tp)[1]
         payload = shape.wide_bytes * rows * spec.hidden_size
         yield _make("all_reduce", "embedding", 2, "gradients", payload)
@@ -163,6 +182,32 @@ def _sums(
     replicas = max(1, plan.tp // spec.num_kv_heads)
     partial = shape.wide_bytes * layers * kv_elements(spec)
     yield _make("all_reduce", "tp_rep", replicas, "gradients", partial)
+
+
+def _tied_apart(spec: ModelSpec, plan: ParallelPlan, stages: Sequence[int]) -> bool:
+    """Whether this rank holds one of two copies of a tied table."""
+    ends = {0, plan.num_stages - 1}
+    return spec.tie_embeddings and len(ends) == 2 and len(ends & set(stages)) == 1
+
+
+def _sums_of_shards(
+    spec: ModelSpec, plan: ParallelPlan, shape: StepShape, stages: Sequence[int]
+) -> Iterator[Collective]:
+    """The same of what the first owner of each bucket owns."""
+    parts = plan.size("shard")
+    for bucket in shape.buckets:
+        payload = bucket.elements // parts * shape.wide_bytes
+        yield _make("all_reduce", "shard_rep", plan.zero_copies, "gradients", payload)
+    table = param_table(spec, plan)
+    sums = {axis: {one.name for one in table if axis in one.grad_sum} for axis in ("tp", "tp_rep")}
+    if _tied_apart(spec, plan, stages):
+        sums = {"embedding": {"embed.weight"}, **sums}
+    sizes = {"embedding": 2, "tp": plan.tp, "tp_rep": max(1, plan.tp // spec.num_kv_heads)}
+    for axis, names in sums.items():
+        owned = sum(bucket.owned(0, parts, names) for bucket in shape.buckets)
+        if owned:
+            payload = owned * shape.wide_bytes
+            yield _make("all_reduce", axis, sizes[axis], "gradients", payload)
 
 
 def _partial_over_tp(spec: ModelSpec, plan: ParallelPlan, stages: Sequence[int]) -> int:
@@ -256,6 +301,9 @@ class _Buckets:
     def _start(self) -> Collective:
         payload = self._shape.buckets[self._started].elements * self._shape.wide_bytes
         self._started += 1
+        if self._plan.zero:
+            size = self._plan.size("shard")
+            return _make("reduce_scatter", "shard", size, "gradients", payload)
         return _make("all_reduce", "dp_cp", self._plan.dp, "gradients", payload)
 
 
@@ -269,5 +317,5 @@ def _check(plan: ParallelPlan) -> None:
             raise PlanError(
                 f"{axis} {plan.size(axis)}: expected collectives cover tp, pp and dp only"
             )
-    if plan.zero:
-        raise PlanError("expected collectives cover no zero")
+    if plan.zero > 1:
+        raise PlanError(f"expected collectives cover zero 0 and 1, not {plan.zero}")
