@@ -213,7 +213,7 @@ def test_c_is_content_with_a_model_as_it_should_be(pool: Pool) -> None:
 def test_c_finds_identical_shards(pool: Pool) -> None:
     """Field report R05, at start-up: nothing else notices two ranks with one seed."""
     found = pool.run(f"{JOBS}:shards", 4, timeout=30, fault="identical")
-    text = "preflight C: q.weight: different slices are identical on"
+    text = "preflight C: q.weight over tp: different slices are identical on"
     assert found[0] == found[1] and found[0][0].startswith(f"{text} ranks 0-1 (alpha): ")
     assert found[3][0].startswith(f"{text} ranks 2-3 (beta): ") and len(found[3]) == 1
 
@@ -222,7 +222,7 @@ def test_c_finds_replicas_that_differ(pool: Pool) -> None:
     """One bit of one element on rank 2: its tp and its dp peers say so."""
     found = pool.run(f"{JOBS}:shards", 4, timeout=30, fault="drifted")
     assert found[1] == [] and len(found[0]) == 1 and len(found[2]) == 2
-    assert "norm.weight: replicas of one slice differ: rank 0 (alpha): " in found[0][0]
+    assert "norm.weight over dp_cp: replicas of one slice differ: rank 0 (alpha): " in found[0][0]
     assert "; rank 2 (beta): " in found[0][0]
 
 

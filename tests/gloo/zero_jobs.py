@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
+from rankmesh.errors import MeshError
 from rankmesh.testing.worker import Worker
+from rankmesh.train.replicas import replica_check
+from rankmesh.train.step import train_step
 from tests import tiny
 from tests.gloo.pipeline_jobs import start_run
 
@@ -17,3 +22,24 @@ def state_elements(worker: Worker, zero: int) -> int:
         optimizer={"name": "adamw"},
     )
     return sum(len(tensor) for name, tensor in run.optimizer.state().items() if name.endswith(".m"))
+
+
+def flipped_bit(worker: Worker, tp: int, dp: int, pp: int, zero: int, what: str) -> str:
+    """What the check says after the second step, before which a bit of rank 1 has flipped."""
+    spec = tiny.llama(tie_embeddings=pp > 1)
+    parallel = {"zero": zero}
+    options = {"optimizer": {"name": "adamw"}, "parallel": parallel}
+    run = start_run(worker, spec, tp=tp, dp=dp, pp=pp, **options)
+    check = replica_check(run, worker.store())
+    batches = tiny.batches(steps=2, global_batch=7, seq_len=8, vocab=61)
+    for number, batch in enumerate(batches, start=1):
+        train_step(run, number, tiny.microbatches(batch, run.batch, run.mesh.coordinate.dp))
+        if number == 2 and worker.rank == 1:
+            state = run.optimizer.state()
+            tensor = state[what] if what in state else run.buffers.param(what)
+            tensor.view(-1).view(torch.int64)[0] ^= 1
+        try:
+            check(number)
+        except MeshError as error:
+            return str(error)
+    return ""

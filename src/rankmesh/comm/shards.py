@@ -104,7 +104,7 @@ def check_shards(
     for place, name in enumerate(names):
         cells = {rank: rank_rows[place] for rank, rank_rows in zip(group.ranks, held, strict=True)}
         text = _compare(cells, shards[name].random, host)
-        found += [f"{name}: {text}"] if text else []
+        found += [f"{name} over {group.name}: {text}"] if text else []
     more = [f"and {len(found) - _SHOWN} more parameters"] if len(found) > _SHOWN else []
     return [Finding("C", text) for text in found[:_SHOWN] + more]
 

@@ -212,6 +212,9 @@ class TrainConfig(Section):
         OneOf(("fp32", "fp64", "bf16"), {"fp16": _FP16}),
     )
     seed: int = option(0, "of initial weights and dropout", NOT_NEGATIVE)
+    check_replicas_every: int = option(
+        0, "steps between comparisons of what replicas hold, bit for bit; 0 = never", NOT_NEGATIVE
+    )
     eval_every: int = option(
         0, "steps between evaluations; 0 = after the last step only", NOT_NEGATIVE
     )

@@ -44,12 +44,13 @@ class Result:
 @dataclass(frozen=True)
 class Hooks:
     """What the loop tells, on the ranks that listen. report: each step's figures. wait: a barrier
-    for saves. tell: a line about a save, on rank 0.
+    for saves. tell: a line about a save, on rank 0. check: compares replicas after a step.
     """
 
     report: Callable[[StepMetrics], None]
     wait: Callable[[], None]
     tell: Callable[[str], object] = lambda line: None
+    check: Callable[[int], None] = lambda step: None
 
 
 def train_loop(run: Run, job: Job, run_dir: Path, hooks: Hooks) -> Result:
@@ -72,6 +73,8 @@ def train_loop(run: Run, job: Job, run_dir: Path, hooks: Hooks) -> Result:
         seconds = time.perf_counter() - started
         ledger = run.mesh.seam.ledger.take()
         losses.append(result.loss)
+        if _due(number, config.train.check_replicas_every):
+            hooks.check(number)
         valid_loss = _evaluated(run, job, number)
         hooks.report(meter.metrics(result, seconds, ledger, valid_loss))
         if _due(number, config.checkpoint.every) and number < config.train.steps:

@@ -18,7 +18,7 @@ from rankmesh.comm.bootstrap import Options, Startup, start
 from rankmesh.comm.environ import Launch
 from rankmesh.comm.failure import Lifeline
 from rankmesh.comm.identity import digest, rank_records
-from rankmesh.comm.shards import ShardDigest, check_model, fingerprint
+from rankmesh.comm.shards import check_model
 from rankmesh.config.dump import dump
 from rankmesh.config.schema import RunConfig
 from rankmesh.obs.console import StepConsole
@@ -28,9 +28,9 @@ from rankmesh.obs.rundir import RunDir, log_folder, metrics_path
 from rankmesh.obs.trackers import Trackers, check_trackers, load_trackers
 from rankmesh.specs.placement import kv_replicas, num_params
 from rankmesh.topology.batch import BatchPlan
-from rankmesh.topology.params import Shard
 from rankmesh.train.build import Job, prepare_job
 from rankmesh.train.loop import Hooks, Result, train_loop
+from rankmesh.train.replicas import parameter_digests, replica_check
 from rankmesh.train.resume import may_reuse
 from rankmesh.train.run import Run, assemble
 from rankmesh.train.save import store_barrier
@@ -113,7 +113,12 @@ def train(
                 restore_optimizer(run, job.resume.weights)
             preflight_c(run, startup, loaded=job.weights is not None)
             wait = store_barrier(startup.store, startup.mesh, "save")
-            hooks = Hooks(report=front.report, wait=wait, tell=logger.info)
+            hooks = Hooks(
+                report=front.report,
+                wait=wait,
+                tell=logger.info,
+                check=replica_check(run, startup.store),
+            )
             result = train_loop(run, job, run_dir, hooks)
         except BaseException as error:
             if logger is not None:
@@ -213,16 +218,8 @@ def preflight_c(run: Run, startup: Startup, *, loaded: bool) -> None:
     mesh = run.mesh
     # Reading or making the weights may take a rank longer than a collective may.
     store_barrier(startup.store, mesh, "weights")()
-    axis_ranks = mesh.axis_ranks()
-    shards = {}
-    for name, entry in run.buffers.entries.items():
-        split = any(isinstance(place, Shard) for place in entry.spec.placements.values())
-        shards[name] = ShardDigest(
-            slice_key=repr(entry.spec.slices(axis_ranks)),
-            value=fingerprint(run.buffers.param(name)),
-            random=split and entry.spec.init.std > 0 and not loaded,
-        )
-    check_model(mesh, shards, startup.store, run.buffers.tied)
+    digests = parameter_digests(run, random=not loaded)
+    check_model(mesh, digests, startup.store, run.buffers.tied)
 
 
 def _summary(job: Job) -> str:
