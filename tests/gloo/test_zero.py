@@ -62,16 +62,16 @@ def test_masked_labels(pool: Pool, mask: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "olmo2"])
-@pytest.mark.parametrize("zero", [0, 1])
-def test_16_bits(pool: Pool, family: str, zero: int) -> None:
+@pytest.mark.parametrize(("dtype", "zero"), [("bf16", 0), ("bf16", 1), ("fp16", 1)])
+def test_16_bits(pool: Pool, family: str, dtype: str, zero: int) -> None:
     """bf16 weights and activations against the oracle in fp32. bf16 keeps 8 bits, so an operation
-    is off by 2^-9 at most; a gradient is the end of some 20 of them in a row: 20 * 2^-9 = 4%.
+    is off by 2^-9 at most, fp16 keeps 11; a gradient is the end of some 20 of them in a row: 20 * 2^-9 = 4%.
     gemma3, with norms on both sides of its branches and of heads, has twice as many.
     """
     bound = 0.08 if family == "gemma3" else 0.04
     prove(
         pool, 2, 2, 1, family=family, optimizer=SGD, seq_len=12, rtol=bound, atol=1e-3,
-        train={"dtype": "bf16"}, parallel=SEQUENCE | {"zero": zero},
+        train={"dtype": dtype}, parallel=SEQUENCE | {"zero": zero},
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_does_not_tell_the_level(pool: Pool, config: Path) -> None:
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_a_stopped_run_ends_as_an_unbroken_one(pool: Pool, config: Path, dtype: str) -> None:
     """Bit for bit: what is kept in fp32 is saved in fp32."""
     more = ["parallel.zero=1", f"train.dtype={dtype}"]
@@ -123,3 +123,17 @@ def test_state_is_shared(pool: Pool) -> None:
     assert len(set(whole)) == 1
     assert sum(quarter) == whole[0]
     assert max(quarter) < 0.3 * whole[0]
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(pool: Pool, pp: int) -> None:
+    """fp16: nothing moves, the scale is halved, the schedule waits; then training goes on. And the
+    scale survives a save.
+    """
+    found = pool.run("tests.gloo.zero_jobs:overflow", 2 * pp, pp=pp)
+    assert all(one == found[0] for one in found)
+    skipped, scales, rates, still = found[0]
+    assert skipped == [False, True, False, False]
+    assert scales == [1024.0, 512.0, 512.0, 512.0]
+    assert rates == [0.01, 0.02, 0.02, 0.03]
+    assert still

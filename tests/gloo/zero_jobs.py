@@ -43,3 +43,35 @@ def flipped_bit(worker: Worker, tp: int, dp: int, pp: int, zero: int, what: str)
         except MeshError as error:
             return str(error)
     return ""
+
+
+def overflow(worker: Worker, pp: int) -> tuple[list[bool], list[float], list[float], bool]:
+    """Four steps of fp16, in the second of which a gradient of the last rank is infinite: which
+    were skipped, the scale after each, their rates, and whether the skipped one changed nothing.
+    """
+    train = {"dtype": "fp16", "loss_scale": 1024.0, "loss_scale_window": 100}
+    optimizer = {"lr": 0.1, "schedule": "linear", "warmup_steps": 10, "decay_steps": 100}
+    run = start_run(worker, tiny.llama(), dp=2, pp=pp, train=train, optimizer=optimizer)
+    skipped, scales, rates, still = [], [], [], True
+    slot = run.buffers.slots[0]
+    plain = slot._deposited
+
+    def spoiled() -> None:
+        slot.grad.view(-1)[0] = float("inf")
+        plain()
+
+    batches = tiny.batches(steps=4, global_batch=7, seq_len=8, vocab=61)
+    for number, batch in enumerate(batches, start=1):
+        before = run.buffers.params.clone()
+        strike = number == 2 and worker.rank == worker.world_size - 1
+        slot._deposited = spoiled if strike else plain  # type: ignore[method-assign]
+        result = train_step(
+            run, number, tiny.microbatches(batch, run.batch, run.mesh.coordinate.dp)
+        )
+        assert run.scale is not None
+        skipped.append(result.skipped)
+        scales.append(run.scale.value)
+        rates.append(round(result.lr, 12))
+        if result.skipped:
+            still = torch.equal(before, run.buffers.params)
+    return skipped, scales, rates, still

@@ -77,7 +77,8 @@ class Training:
     samples: consumed since the start of training. sizes: samples in each training set. phases:
     (sample number, weights of the sets from there on) where sets are mixed by weight. optimizer:
     its name. frozen: parameters that were not trained, and so have no optimizer state. config: the
-    resolved config as plain values.
+    resolved config as plain values. loss_scale: its value, good steps and skipped steps, where
+    there is one.
     """
 
     samples: int
@@ -86,6 +87,7 @@ class Training:
     optimizer: str
     frozen: tuple[str, ...]
     config: Mapping[str, Any]
+    loss_scale: tuple[float, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,8 @@ def _manifest(content: Mapping[str, Any]) -> Manifest:
         phases = tuple((start, tuple(weights)) for start, weights in training["phases"])
         sizes, frozen = tuple(training["sizes"]), tuple(training["frozen"])
         given = {**training, "phases": phases, "sizes": sizes, "frozen": frozen}
+        scale = training.get("loss_scale")
+        given["loss_scale"] = None if scale is None else (scale[0], scale[1], scale[2])
         training = Training(**given)
     return Manifest(
         step=content["step"],

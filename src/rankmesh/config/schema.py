@@ -31,8 +31,6 @@ SPLITS = ("train", "valid", "test")
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
-_FP16 = "with its loss scale it comes in a later release; bf16 needs none"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(Section):
@@ -209,7 +207,11 @@ class TrainConfig(Section):
     dtype: str = option(
         "fp32",
         "of weights and activations; updates and sums of gradients are in fp32 or wider",
-        OneOf(("fp32", "fp64", "bf16"), {"fp16": _FP16}),
+        OneOf(("fp32", "fp64", "bf16", "fp16")),
+    )
+    loss_scale: float = option(65536.0, "first loss scale of fp16", POSITIVE)
+    loss_scale_window: int = option(
+        1000, "steps without overflow after which the loss scale of fp16 is doubled", COUNT
     )
     seed: int = option(0, "of initial weights and dropout", NOT_NEGATIVE)
     check_replicas_every: int = option(

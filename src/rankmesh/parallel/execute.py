@@ -56,6 +56,7 @@ class Execution:
     options: LossOptions
     total: Tensor
     backward: bool
+    scale: float
     live: dict[tuple[int, int], Live] = field(default_factory=dict)
     arrivals: dict[Key, Arrival] = field(default_factory=dict)
     outgoing: dict[Key, Tensor] = field(default_factory=dict)
@@ -107,7 +108,9 @@ class Execution:
             out = model.loss(out, batch.labels, self.options)
             self.total += out.detach()
             # What arrives from behind the last stage: the gradient of the loss by itself.
-            self.arrivals[Kind.RECV_B, stage, microbatch] = Arrival(torch.ones_like(out))
+            self.arrivals[Kind.RECV_B, stage, microbatch] = Arrival(
+                torch.full_like(out, self.scale)
+            )
         else:
             self._hand_over(Kind.SEND_F, stage, microbatch, out.detach())
         if self.backward:
@@ -141,12 +144,14 @@ def execute(
     inputs: Sequence[StageInput],
     options: LossOptions,
     watch: Watch = lambda action: nullcontext(),
+    *,
+    scale: float = 1.0,
 ) -> Tensor:
     """Run one rank's actions of a schedule; returns the sum of token losses of this replica where
     this rank holds the last stage, else zero (fp64, one element).
 
-    Main gradients of the sum accumulate in the buffers, which start each bucket's reduction when
-    its last gradient has come: call `buffers.begin_step(microbatches)` before and
+    Main gradients of the sum, times `scale`, accumulate in the buffers, which start each bucket's
+    reduction when its last gradient has come: call `buffers.begin_step(microbatches)` before and
     `buffers.finish()` after. Without any backward action nothing is kept for one. Raises ValueError
     where the schedule is made for another number of microbatches.
     """
@@ -156,7 +161,7 @@ def execute(
     backward = any(action.kind in (Kind.B, Kind.I) for action in actions)
     total = torch.zeros(1, dtype=torch.float64, device=parallel.buffers.mesh.device)
     models = {chunk.stage: chunk.model for chunk in parallel.chunks}
-    execution = Execution(models, parallel, hops, inputs, options, total, backward)
+    execution = Execution(models, parallel, hops, inputs, options, total, backward, scale)
     with torch.set_grad_enabled(backward):
         execution.run(actions, watch)
     hops.finish()

@@ -19,6 +19,7 @@ from rankmesh.data.loader import Loader
 from rankmesh.data.order import Order
 from rankmesh.obs.cuda_memory import peak_memory_bytes
 from rankmesh.obs.metrics import StepMetrics
+from rankmesh.optim.scaler import LossScale
 from rankmesh.theory.flops import mfu, token_flops
 from rankmesh.theory.hardware import peak_flops
 from rankmesh.train.build import Job
@@ -152,8 +153,15 @@ class _Meter:
             peak_memory_bytes=peak_memory_bytes(self._run.mesh.device),
             comm_bytes=dict(ledger.wire_bytes),
             eval_loss=eval_loss,
-            extra=_exposed(ledger.waited_s),
+            extra=_exposed(ledger.waited_s) | _scale(self._run.scale),
         )
+
+
+def _scale(scale: LossScale | None) -> dict[str, float]:
+    """The loss scale after the step, and the steps skipped so far; nothing where there is none."""
+    if scale is None:
+        return {}
+    return {"loss_scale": scale.value, "skipped_steps": float(scale.skipped)}
 
 
 def _exposed(waited: Mapping[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from rankmesh.comm.mesh import Mesh
 from rankmesh.config.schema import OptimizerConfig, RunConfig
 from rankmesh.nn import LossOptions
 from rankmesh.obs.trace import NO_TRACE, Tracer
+from rankmesh.optim.scaler import LossScale
 from rankmesh.optim.schedule import LrSchedule
 from rankmesh.optim.segment import Segment
 from rankmesh.optim.update import SGD, AdamW, Optimizer
@@ -31,7 +32,12 @@ from rankmesh.topology.params import ParamSpec, ParamTable, Slices
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.train.schedules import forward_schedule, training_schedule
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Run:
     owned: tuple[Tensor, ...]
     loss: LossOptions
     lr: LrSchedule
+    scale: LossScale | None
     trace: Tracer
 
     @property
@@ -128,6 +135,9 @@ def assemble(
             warmup_steps=optimizer.warmup_steps,
             decay_steps=config.decay_steps,
             wsd_decay_steps=optimizer.wsd_decay_steps,
+        ),
+        scale=(
+            LossScale(train.loss_scale, train.loss_scale_window) if train.dtype == "fp16" else None
         ),
         trace=trace,
     )

@@ -61,6 +61,7 @@ def training_record(run: Run, *, samples: int, sizes: Shape, phases: Phases) -> 
         optimizer=run.config.optimizer.name,
         frozen=tuple(spec.name for spec in run.table if not spec.trainable),
         config=plain_config(run.config),
+        loss_scale=run.scale.state if run.scale is not None else None,
     )
 
 
@@ -132,6 +133,8 @@ def restore_optimizer(run: Run, weights: Weights) -> None:
     training = weights.manifest.training
     if training is None:
         raise CheckpointError(f"{weights.folder}: holds no training state")
+    if run.scale is not None and training.loss_scale is not None:
+        run.scale.restore(training.loss_scale)
     state, kinds = run.optimizer.state(), state_kinds(run.config.optimizer)
     for one in run.buffers.pieces():
         name = one.name

@@ -6,6 +6,7 @@ divided by its number of valid targets. It has no branch on a degree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from rankmesh.train.tracing import action_watch
 @dataclass(frozen=True)
 class StepResult:
     """Numbers of one step, equal on all ranks. `tokens` counts positions of real samples, `valid`
-    targets.
+    targets. skipped: the gradient overflowed under a loss scale; the norm is then given as 0.
     """
 
     step: int
@@ -37,6 +38,7 @@ class StepResult:
     tokens: int
     valid: int
     stop: bool = False
+    skipped: bool = False
 
 
 def stage_input(batch: Microbatch, mesh: Mesh, *, dropout: tuple[int, int] | None) -> StageInput:
@@ -80,7 +82,8 @@ def train_step(
     """Step `number` (from 1) on this replica's microbatches.
 
     Collectives: the count, those of the model, one for each gradient bucket, those of `grad_sum`,
-    one for the norm, with ZeRO one more for each bucket. Raises StepError on every rank when loss
+    one for the norm, with ZeRO one more for each bucket. With a loss scale a gradient that
+    overflows on any rank skips the step on all. Raises StepError on every rank when loss
     or gradient is not finite; the weights are then untouched.
     """
     with run.trace.step(number):
@@ -88,7 +91,8 @@ def train_step(
 
 
 def _step(run: Run, number: int, batches: Sequence[Microbatch], stop: bool) -> StepResult:
-    lr, trace = run.lr.at(number), run.trace
+    skipped = run.scale.skipped if run.scale is not None else 0
+    lr, trace = run.lr.at(number - skipped), run.trace
     with trace.open(OPTIMIZER, "count"):
         valid, tokens = count(batches, run.mesh)
     if valid == 0:
@@ -99,18 +103,26 @@ def _step(run: Run, number: int, batches: Sequence[Microbatch], stop: bool) -> S
     buffers = run.buffers
     buffers.begin_step(len(inputs))
     watch = action_watch(trace)
-    loss_sum = execute(run.actions, run.parallel, run.hops, inputs, run.loss, watch)
+    # Gradients of a sum over tokens would leave fp16's range: a scale is per token.
+    scale = run.scale.value / tokens if run.scale is not None else 1.0
+    loss_sum = execute(run.actions, run.parallel, run.hops, inputs, run.loss, watch, scale=scale)
     with trace.open(OPTIMIZER, "buckets"):
         buffers.finish()
     with trace.open(OPTIMIZER, "norm"):
         verdict = agree(run.owned, _spoken(run, loss_sum), run.mesh, stop=stop)
+    if run.scale is not None and math.isfinite(verdict.loss_sum):
+        run.scale.update(verdict.finite)
+        if not verdict.finite:
+            return StepResult(
+                number, verdict.loss_sum / valid, 0.0, lr, tokens, valid, verdict.stop, skipped=True
+            )
     if not verdict.finite:
         raise StepError(
             f"step {number}: {diagnose(run, inputs)}; the weights keep their last values"
         )
-    norm = verdict.norm / valid
+    norm = verdict.norm / (valid * scale)
     with trace.open(OPTIMIZER, "clip"):
-        factor = clip_factor(norm, run.config.optimizer.clip_grad) / valid
+        factor = clip_factor(norm, run.config.optimizer.clip_grad) / (valid * scale)
         for low, high in buffers.owned():
             buffers.grads[low:high].mul_(factor)
     with trace.open(OPTIMIZER, "update"):
