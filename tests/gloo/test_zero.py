@@ -64,9 +64,9 @@ def test_masked_labels(pool: Pool, mask: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "olmo2"])
 @pytest.mark.parametrize(("dtype", "zero"), [("bf16", 0), ("bf16", 1), ("fp16", 1)])
 def test_16_bits(pool: Pool, family: str, dtype: str, zero: int) -> None:
-    """bf16 weights and activations against the oracle in fp32. bf16 keeps 8 bits, so an operation
-    is off by 2^-9 at most, fp16 keeps 11; a gradient is the end of some 20 of them in a row: 20 * 2^-9 = 4%.
-    gemma3, with norms on both sides of its branches and of heads, has twice as many.
+    """16-bit weights and activations against the oracle in fp32. bf16 keeps 8 bits (fp16 11), so an
+    operation is off by 2^-9 at most; a gradient is the end of some 20 of them in a row: 20 * 2^-9
+    = 4%. gemma3, with norms on both sides of its branches and of heads, has twice as many.
     """
     bound = 0.08 if family == "gemma3" else 0.04
     prove(

@@ -135,6 +135,7 @@ class TorchTransport:
         )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor, group: Group) -> Any:
+        """Over Gloo an all-to-all and a local sum."""
         if out.is_cuda:
             return dist.reduce_scatter_single(
                 out.view(-1), tensor.view(-1), group=group.handle, async_op=True

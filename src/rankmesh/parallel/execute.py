@@ -108,9 +108,8 @@ class Execution:
             out = model.loss(out, batch.labels, self.options)
             self.total += out.detach()
             # What arrives from behind the last stage: the gradient of the loss by itself.
-            self.arrivals[Kind.RECV_B, stage, microbatch] = Arrival(
-                torch.full_like(out, self.scale)
-            )
+            gradient = torch.full_like(out, self.scale)
+            self.arrivals[Kind.RECV_B, stage, microbatch] = Arrival(gradient)
         else:
             self._hand_over(Kind.SEND_F, stage, microbatch, out.detach())
         if self.backward:
