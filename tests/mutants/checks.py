@@ -91,6 +91,10 @@ CHECKS = {
         "llama", 1, 1, rtol=0.04, atol=1e-3, train={"dtype": "bf16", "steps": 40},
         optimizer=SGD | {"lr": 1e-3},
     ),
+    "overflow": Check("tests.mutants.mesh_facts:overflow", 2),
+    "llama fp16": _parity(
+        "llama", 1, 2, rtol=0.04, atol=1e-3, train={"dtype": "fp16"}, parallel={"zero": 1}
+    ),
     "headers": Check("tests.mutants.mesh_facts:headers"),
     "qwen3 tp2": _parity("qwen3", 2, 1),
     "gemma2 tp2": _parity("gemma2", 2, 1),

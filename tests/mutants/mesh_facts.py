@@ -38,7 +38,7 @@ from rankmesh.train.loop import Hooks, train_loop
 from rankmesh.train.run import Run, assemble, fresh_values
 from rankmesh.train.step import train_step
 from tests import runs, tiny
-from tests.gloo import field_jobs, parity
+from tests.gloo import field_jobs, parity, zero_jobs
 
 
 class PromptTransport(TorchTransport):
@@ -143,6 +143,15 @@ class Noise:
     def tokens(self, start: int, stop: int) -> Any:
         """Ids of a stretch."""
         return (np.arange(start, stop) ** 2 * 7919 + 31) % 1009 % 61
+
+
+def overflow(worker: Worker) -> None:
+    """An infinity of rank 1 skips the step on both, and only that one."""
+    skipped, scales, rates, still = zero_jobs.overflow(worker, 1)
+    assert skipped == [False, True, False, False], f"overflow: skipped {skipped}"
+    assert still, "overflow: a skipped step moved the weights"
+    assert scales == [1024.0, 512.0, 512.0, 512.0], f"overflow: scales {scales}"
+    assert rates == [0.01, 0.02, 0.02, 0.03], f"overflow: rates {rates}"
 
 
 def headers(worker: Worker) -> None:
