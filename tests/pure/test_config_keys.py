@@ -93,7 +93,7 @@ def test_no_key_sounds_secret() -> None:
 def test_explain() -> None:
     info = explain("optimizer.lr")
     assert (info.type, info.rule, info.default) == ("a number", "above 0", "0.0003")
-    assert explain("train.dtype").allowed == 'one of "fp32", "fp64"'
+    assert explain("train.dtype").allowed == 'one of "fp32", "fp64", "bf16", "fp16"'
     with pytest.raises(ConfigError, match=r"did you mean optimizer\.lr\?"):
         explain("optimizer.lrr")
 
