@@ -12,7 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.epilog = (
         "Text: the sources of this Python's standard library. Mesh: 4 local processes, dp 2 x "
-        "tp 2; at the end 8, dp 2 x pp 2 x tp 2. The config is written into the folder: train from it again, change it, verify it."
+        "tp 2; at the end 8, dp 2 x pp 2 x tp 2. The config is written into the folder: train from "
+        "it again, change it, verify it."
     )
     parser.add_argument(
         "overrides",
