@@ -1,4 +1,5 @@
-"""The exception tree. It owns the classes and their exit codes; it knows nothing else.
+"""The exception tree, and the words of an OSError. It owns the classes and their exit codes; it
+knows nothing else.
 
 RankmeshError                 anything that this package raises on purpose; exit code 1
 |-- UserError                 the user's input is wrong: one line, no traceback; exit code 2
@@ -45,3 +46,8 @@ class MeshError(RankmeshError):
 
 class StepError(RankmeshError):
     """A training step that must not be applied."""
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read or written, without number and path: its reader names them."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)

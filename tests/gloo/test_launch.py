@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -131,6 +132,24 @@ def test_a_peer_that_fails_second_does_not_hide_the_first(
         # A peer may also be ended by the launcher before it has said anything.
         if path.exists():
             assert "ended because rank 1" in json.loads(path.read_text())["message"]["message"]
+
+
+def test_a_full_disk_under_the_logs_hides_no_error(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks' records lie elsewhere until the end, and the launcher's own log keeps quiet."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    monkeypatch.setattr("rankmesh.obs.log.QuietFileHandler.flush", full, raising=False)
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    assert run("raises", 2, folder) == 1
+    _, err = capfd.readouterr()
+    (line,) = errors(err)
+    assert "ValueError: boom on one" in line and "No space left on device" in line
+    assert "Traceback" not in err and "Logging error" not in err
 
 
 def test_a_user_error_ends_with_2(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

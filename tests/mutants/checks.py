@@ -127,5 +127,10 @@ CHECKS = {
     "trace collective": Check("tests.mutants.trace_facts:collective"),
     "trace clocks": Check("tests.mutants.trace_facts:clocks"),
     "trace figures": Check("tests.mutants.trace_facts:figures"),
+    "checkpoint resharded": Check("tests.mutants.checkpoint_facts:resharded"),
+    "checkpoint damaged": Check("tests.mutants.checkpoint_facts:damaged"),
+    "checkpoint interrupted": Check("tests.mutants.checkpoint_facts:interrupted"),
+    "checkpoint resumed": Check("tests.mutants.checkpoint_facts:resumed"),
+    "checkpoint retired": Check("tests.mutants.checkpoint_facts:retired"),
     "trace waits": Check("tests.mutants.trace_facts:waits", 2),
 }  # fmt: skip

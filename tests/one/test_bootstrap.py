@@ -8,6 +8,8 @@ import subprocess
 import sys
 import types
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import torch.distributed as dist
 from rankmesh.comm import bootstrap
 from rankmesh.comm.bootstrap import Options, bind_device, run_rank, start
 from rankmesh.comm.environ import Launch, alone, read_launch
-from rankmesh.comm.failure import Failure, first_failure, lost_peer
+from rankmesh.comm.failure import Failure, Lifeline, first_failure, lost_peer
 from rankmesh.comm.identity import code_digest, digest, identify, rank_records
 from rankmesh.comm.links import Limits, LinkReport
 from rankmesh.errors import MeshError, RankmeshError, UserError
@@ -115,7 +117,7 @@ def test_alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     assert tuple(name for name, _ in started.phases) == PHASES
     assert not dist.is_initialized() and started.mesh.groups == {}
     assert [one.host for one in started.ranks] == ["alpha"]
-    assert caplog.messages[0].startswith("1 ranks on 1 host: one rank; start-up ")
+    assert caplog.messages[0].startswith("1 rank on 1 host: one rank; start-up ")
     assert caplog.messages[1].startswith("rank 0: alpha cpu pid ")
     assert caplog.messages[1].endswith("tp 0 cp 0 dp 0 pp 0")
     record = rank_records(started.mesh.plan, started.ranks)[0]
@@ -246,3 +248,15 @@ def test_the_environment_of_a_real_process(monkeypatch: pytest.MonkeyPatch) -> N
         env={**variables, "PYTHONPATH": "src"},
     )
     assert done.stderr.startswith("2 RANK=5 does not fit WORLD_SIZE=4")
+
+
+def test_a_record_that_finds_no_room_is_spoken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half a record would end torch's agent with a traceback of its own; none is read by nobody."""
+    record = tmp_path / "rank-00000.error.json"
+    record.symlink_to("/dev/full")
+    lifeline = Lifeline(replace(alone(), error_file=record), "here")
+    lifeline.tell(RankmeshError("no room"))
+    assert capsys.readouterr().err == "rankmesh: error: rank 0 (here): no room\n"
+    assert not record.is_symlink()

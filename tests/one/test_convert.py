@@ -263,3 +263,36 @@ def test_a_model_larger_than_memory_converts(tmp_path: Path, monkeypatch: Any) -
     convert(tmp_path / "hf", tmp_path / "again", "--to", "rankmesh")
     assert alive["all"] > 2 * sum(sizes) > 20 * max(sizes)
     assert alive["most"] <= 2 * max(sizes)
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: Any) -> None:
+    """A shard that is missing comes to light while the target is written."""
+    first = hf_folder(tmp_path / "hf", "llama grouped queries", max_shard_size="30KB")
+    sorted(first.glob("*.safetensors"))[-1].unlink()
+    assert main(["convert", str(first), str(tmp_path / "ours"), "--to", "rankmesh"]) == 2
+    assert ".safetensors: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("to", ["rankmesh", "hf"])
+def test_a_target_inside_the_source_is_refused(to: str, tmp_path: Path, capsys: Any) -> None:
+    """A checkpoint is never written into."""
+    first = hf_folder(tmp_path / "hf", "llama grouped queries")
+    before = contents(first)
+    assert main(["convert", str(first), str(first / "sub"), "--to", to]) == 2
+    assert f"{first / 'sub'}: lies inside the source {first}" in capsys.readouterr().err
+    assert contents(first) == before
+
+
+def test_marks_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> None:
+    """Of a folder of another model: an id without a row is no id."""
+    like = hf_folder(tmp_path / "hf", "llama grouped queries")
+    edited = json.loads((like / "config.json").read_text())
+    edited |= {"bos_token_id": 1, "eos_token_id": [2, 67, 128001], "pad_token_id": 128002}
+    (like / "config.json").write_text(json.dumps(edited))
+    spec = preset("llama-tiny", vocab_size=67)
+    write_weights(tmp_path / "ours", random_values(spec), spec=spec, step=1)
+    convert(tmp_path / "ours", tmp_path / "out", "--to", "hf", "--like", like)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    found = {key: written[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    assert found == {"bos_token_id": 1, "eos_token_id": [2], "pad_token_id": None}

@@ -181,3 +181,11 @@ def test_a_bad_index_is_named(tmp_path: Path) -> None:
     source = read_hf(folder)
     with pytest.raises(CheckpointError, match=r"gone\.safetensors: file is missing"):
         source.slice("norm.weight", (slice(0, 64),))
+
+
+def test_a_broken_config_is_named_once(tmp_path: Path) -> None:
+    """Not the folder, and then the file in it."""
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError) as caught:
+        read_hf(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: cannot be read as JSON")

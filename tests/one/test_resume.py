@@ -290,15 +290,46 @@ def test_what_dead_runs_left_is_named_and_removed(config: Path) -> None:
     cut, doomed = (shelf(folder) / f".step-0000000{n}" for n in (3, 1))
     (cut.with_name(f"{cut.name}.partial")).mkdir()
     (doomed.with_name(f"{doomed.name}.removed")).mkdir()
-    (shelf(folder) / "step-00000009").mkdir()
     (shelf(folder) / "notes").mkdir()
     runs.go(config, "run", 3)
     text = runs.said(folder)
     for name in (".step-00000003.partial", ".step-00000001.removed"):
         assert f"{name}: no complete checkpoint, skipped and removed" in text
-    assert "step-00000009: no complete checkpoint, skipped and left as it is" in text
     left = {path.name for path in shelf(folder).iterdir()}
-    assert left == {"step-00000002", "step-00000003", "step-00000009", "notes"}
+    assert left == {"step-00000002", "step-00000003", "notes"}
+
+
+def test_a_folder_in_the_way_of_a_save_is_set_aside(config: Path) -> None:
+    """A checkpoint that lost its manifest costs neither the steps since the one before nor its own
+    files."""
+    folder = runs.go(config, "run", 4, ["checkpoint.every=2"])
+    (step_folder(folder, 4) / "manifest.json").unlink()
+    (shelf(folder) / "step-00000004.incomplete").mkdir()
+    runs.go(config, "run", 4)
+    assert "set aside as step-00000004.incomplete-2" in runs.said(folder)
+    assert [path.name for path in complete(shelf(folder))] == ["step-00000002", "step-00000004"]
+    assert (shelf(folder) / "step-00000004.incomplete-2" / "data-00000.safetensors").is_file()
+
+
+@pytest.mark.parametrize("damage", ["manifest", "data"])
+def test_a_damaged_checkpoint_names_the_one_before(config: Path, damage: str) -> None:
+    """Refused in one line, with what to do; done so, the run goes on from the older one."""
+    folder = runs.go(config, "run", 4, ["checkpoint.every=2"])
+    newest = step_folder(folder, 4)
+    if damage == "manifest":
+        (newest / "manifest.json").write_text("{")
+    else:
+        data = newest / "data-00000.safetensors"
+        raw = bytearray(data.read_bytes())
+        raw[-1] ^= 1
+        data.write_bytes(raw)
+    with pytest.raises(CheckpointError) as caught:
+        runs.go(config, "run", 6)
+    text = str(caught.value)
+    assert "step-00000002 beside it is complete: to go on from there, move step-00000004" in text
+    newest.rename(config.parent / "damaged")
+    runs.go(config, "run", 6)
+    assert "resumes after step 2" in runs.said(folder)
 
 
 def test_the_manifest_is_json_that_others_can_read(config: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +17,8 @@ from torch import Tensor
 from rankmesh.checkpoint.source import open_weights
 from rankmesh.data.loader import Loader, Microbatch
 from rankmesh.nn import IGNORED, LossOptions
-from rankmesh.obs.metrics import StepMetrics
+from rankmesh.obs.metrics import StepMetrics, read_metrics
+from rankmesh.obs.rundir import metrics_path, read_status
 from rankmesh.optim.update import AdamW
 from rankmesh.train.loop import Hooks, Result, train_loop
 from rankmesh.train.run import Run
@@ -200,3 +203,23 @@ def test_a_deleted_run_frees_its_memory(config: Path, frozen: None) -> None:
         # The first round also fills torch's own caches.
         before = left if before is None else before
         assert left == before
+
+
+@pytest.mark.parametrize("stdout", ["left", "full"])
+def test_a_run_survives_its_console(config: Path, stdout: str) -> None:
+    """Whose reader goes away (`| head -1`), or whose file finds no room: the files are whole."""
+    words = [sys.executable, "-m", "rankmesh", "train", str(config), "train.steps=5"]
+    full = open("/dev/full", "wb")  # noqa: SIM115
+    with (
+        full,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE if stdout == "left" else full, stderr=subprocess.PIPE
+        ) as process,
+    ):
+        if process.stdout is not None:
+            process.stdout.readline()
+            process.stdout.close()
+        assert process.stderr is not None and process.stderr.read() == b""
+        assert process.wait(timeout=120) == 0
+    run = config.parent / "run"
+    assert read_status(run)["state"] == "done" and len(read_metrics(metrics_path(run))) == 5

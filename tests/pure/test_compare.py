@@ -161,6 +161,7 @@ def test_a_file_will_do(plain: Path) -> None:
     ("words", "text"),
     [
         (["A", "missing"], "no such run"),
+        (["A", "folder"], "f: no run directory: it has no metrics.jsonl"),
         (["A", "empty"], "nothing to compare"),
         (["A", "A", "--rtol", "-1"], "--rtol -1"),
         (["A", "A", "--only", "los"], "--only los"),
@@ -170,7 +171,9 @@ def test_what_is_wrong_is_one_line(
     words: list[str], text: str, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "empty", [])
+    (tmp_path / "f").mkdir()
     places = {"A": str(plain), "missing": str(tmp_path / "m"), "empty": str(tmp_path / "empty")}
+    places["folder"] = str(tmp_path / "f")
     assert main(["compare", *(places.get(word, word) for word in words)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and text in error

@@ -250,3 +250,10 @@ def test_values_are_checked_without_a_file_too() -> None:
         OptimizerConfig(lr=-1.0)
     with pytest.raises(ConfigError, match="log.console"):
         LogConfig(console="loud")
+
+
+@pytest.mark.parametrize("given", [5, 0, 2.5, ["a.toml"], object])
+def test_what_is_no_config_is_refused(given: object) -> None:
+    """`rm.train(5)`: the caller's mistake, in one line."""
+    with pytest.raises(ConfigError, match="expected the path of a TOML file, a dict of sections"):
+        load_config(given)  # type: ignore[arg-type]

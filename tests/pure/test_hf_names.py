@@ -212,6 +212,8 @@ def test_absent_keys_have_the_defaults_of_hugging_face() -> None:
         (GEMMA3, {"hidden_activation": "gelu"}, ["hidden_activation", "'gelu'"]),
         (GEMMA3, {"layer_types": ["chunked_attention"] * 7}, ["layer_types", "chunked_attention"]),
         (GEMMA3, {"layer_types": ["full_attention"]}, ["layer_types", "list of 1", "list of 7"]),
+        (QWEN3, {"layer_types": ["chunked_attention"] * 2}, ["layer_types", "chunked_attention"]),
+        (QWEN3, {"layer_types": ["full_attention"]}, ["layer_types", "list of 1", "list of 2"]),
         (
             GEMMA3,
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
@@ -257,7 +259,7 @@ def _post_normed() -> ModelSpec:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (preset("llama-tiny", qkv_bias=True), ["model.out_bias False", "LlamaForCausalLM"]),
+        (preset("llama-tiny", qkv_bias=True), ["model.qkv_bias True", "LlamaForCausalLM"]),
         (preset("llama-tiny", num_heads=6, head_dim=8), ["model.num_heads 6", "hidden_size 64"]),
         (preset("gpt2-tiny", qkv_bias=False), ["model.qkv_bias", "GPT2LMHeadModel", "bias"]),
         (preset("gpt2-tiny", mlp_bias=False), ["model.mlp_bias"]),
@@ -275,7 +277,7 @@ def _post_normed() -> ModelSpec:
             ["model.window_pattern 'LG'", "MistralForCausalLM", "same window"],
         ),
         (preset("qwen2-tiny", out_bias=True), ["model.out_bias True", "Qwen2ForCausalLM"]),
-        (preset("qwen3-tiny", qkv_bias=True), ["model.out_bias False", "Qwen3ForCausalLM"]),
+        (preset("qwen3-tiny", out_bias=True), ["model.out_bias True", "Qwen3ForCausalLM"]),
         (preset("gemma2-tiny", query_scalar=6.5), ["model.query_scalar 6.5", "whole number"]),
         (preset("gemma3-tiny", attention_softcap=50.0), ["model.attention_softcap 50.0"]),
         (preset("olmo2-tiny", qk_norm="head"), ["model.qk_norm 'head'", "Olmo2ForCausalLM"]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import json
 import re
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from rankmesh.config.names import KEYS, SECTIONS
 from rankmesh.config.resolve import check_fits, model_spec
 from rankmesh.errors import ConfigError
 from rankmesh.specs.families import FAMILIES
+from rankmesh.specs.hf import spec_to_hf
 from rankmesh.specs.presets import names, preset
 from rankmesh.theory.params import count_params
 
@@ -131,10 +135,84 @@ def test_options_may_stand_anywhere(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_started_from(tmp_path: Path) -> None:
-    folder = tmp_path / "weights"
-    folder.mkdir()
+    folder = hf_folder(tmp_path / "weights", max_position_embeddings=64)
     config = load_config(init(tmp_path, str(folder)))
     assert config.model.init_from == str(folder) and config.model.preset is None
+
+
+def hf_folder(folder: Path, **changes: int) -> Path:
+    """A Hugging Face folder as far as `init` reads it."""
+    folder.mkdir()
+    config = spec_to_hf(preset("llama-tiny")) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_sample_is_not_longer_than_the_model_of_the_folder(tmp_path: Path) -> None:
+    """The config runs as it is written; an override of the length counts."""
+    folder = hf_folder(tmp_path / "weights", max_position_embeddings=64)
+    config = load_config(init(tmp_path, str(folder)))
+    assert config.data.seq_len == 64
+    longer = ["init", str(folder), "model.max_seq_len=128", "--out", str(tmp_path / "b.toml")]
+    assert main(longer) == 0
+    assert load_config(tmp_path / "b.toml").data.seq_len == 128
+
+
+def test_the_tokenizer_of_the_folder_is_advised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids of the model mean what its own tokenizer says."""
+    folder = hf_folder(tmp_path / "weights")
+    init(tmp_path, str(folder))
+    assert "--tokenizer bytes" in capsys.readouterr().out
+    (folder / "tokenizer.json").write_text("{}")
+    (tmp_path / "notes.toml").unlink()
+    init(tmp_path, str(folder))
+    assert f"--tokenizer {folder} " in capsys.readouterr().out
+
+
+def test_a_folder_without_a_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `train` would refuse it."""
+    assert f"{tmp_path}: no model here" in refused(capsys, str(tmp_path), "--out", "-")
+
+
+def test_presets_of_a_name_that_is_no_family_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """SmolLM is of the family llama, in published sizes only."""
+    error = refused(capsys, "smollm", "--size", "10m", "--out", "-")
+    assert "smollm is no preset, family or folder; presets: smollm-135m, smollm-360m" in error
+    assert "smollm-135m has its own" in refused(capsys, "smollm-135m", "--size", "1m")
+
+
+def test_an_unknown_model_is_named_before_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be is said first, whatever lies there."""
+    assert "nope is no preset" in refused(capsys, "nope", "--out", str(init(tmp_path, "gpt2")))
+
+
+def test_a_full_disk_leaves_no_empty_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second try is not refused for what the first one left."""
+    path, plain = tmp_path / "notes.toml", Path.open
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full(self: Path, mode: str = "r", **options: str) -> io.TextIOBase:
+        plain(self, mode, **options).close()
+        return Full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        error = refused(capsys, "gpt2", "--out", str(path))
+    assert error == f"rankmesh: error: {path}: cannot be written: No space left on device\n"
+    assert not path.exists()
 
 
 def test_a_file_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """Owns the step line, the console, timers and memory. Imports no torch."""
 
+import errno
 import io
 import math
+import os
 import re
 import sys
 
@@ -195,3 +197,40 @@ def test_peak_memory_grows() -> None:
     block = bytearray(before)
     assert peak_rss_bytes() >= before + len(block) // 2
     assert before > 2**20
+
+
+class Broken(io.StringIO):
+    """Takes `room` writes, then fails as a full disk or a left pipe does."""
+
+    def __init__(self, error: int, room: int) -> None:
+        super().__init__()
+        self._error, self._room = error, room
+        self.tries = 0
+
+    def write(self, text: str) -> int:
+        self.tries += 1
+        if self.tries > self._room:
+            raise OSError(self._error, os.strerror(self._error))
+        return super().write(text)
+
+
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.ENOSPC])
+@pytest.mark.parametrize("mode", ["lines", "bar"])
+@pytest.mark.parametrize("room", [0, 2])
+def test_a_stream_that_fails_is_left_alone(error: int, mode: str, room: int) -> None:
+    """A run goes on without its console: `rankmesh train ... | head -2`."""
+    stream, streams = Broken(error, room), (sys.stdout, sys.stderr)
+    with StepConsole(5, mode=mode, stream=stream) as console:
+        for number in range(1, 6):
+            console.step(metrics(number))
+            console.line("checkpoint")
+    console.close()
+    assert stream.tries == room + 1
+    assert (sys.stdout, sys.stderr) == streams
+
+
+def test_other_errors_of_a_stream_are_ours() -> None:
+    """A character that the stream's encoding lacks is a bug, not a missing reader."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with pytest.raises(UnicodeEncodeError):
+        StepConsole(5, mode="lines", stream=stream).line("\u2026")

@@ -1,5 +1,6 @@
 """Owns metrics.jsonl, the run folder and the masking of secrets. Imports no torch."""
 
+import errno
 import json
 import logging
 import math
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankmesh.errors import UserError
+from rankmesh.errors import RankmeshError, UserError
 from rankmesh.obs.jsonfile import decode, encode, read_json, write_json
 from rankmesh.obs.log import RankLog
 from rankmesh.obs.metrics import MetricsWriter, StepMetrics, read_metrics
@@ -19,6 +20,7 @@ from rankmesh.obs.rundir import (
     config_path,
     log_folder,
     metrics_path,
+    note_failure,
     read_launches,
     read_status,
 )
@@ -308,3 +310,68 @@ def test_log_appends_and_masks_exceptions(tmp_path: Path) -> None:
     text = (tmp_path / "rank-00000.log").read_text()
     assert text.count("ValueError: ") == 2
     assert "abc" not in text
+
+
+# full disks
+
+
+def full(*_: object) -> None:
+    """Stands for the call that finds no room."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old file stays, and nothing beside it."""
+    path = tmp_path / "status.json"
+    write_json(path, {"state": "running"})
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(RankmeshError) as caught:
+            write_json(path, {"state": "done"})
+    assert str(caught.value) == f"{path}: cannot be written: No space left on device"
+    assert read_json(path)["state"] == "running" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_run_says_so_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the old status, where there is no room for a new one; also from the launcher."""
+    with RunDir(tmp_path / "run", 5) as folder, monkeypatch.context() as patch:
+        folder.set_status("running", 3)
+        patch.setattr("os.fsync", full)
+        folder.set_status("failed", 3, "no room")
+        assert read_status(folder.path) | {"state": "failed", "error": "no room"} == read_status(
+            folder.path
+        )
+        note_failure(folder.path, "ended")
+        assert read_status(folder.path)["error"] == "ended"
+        with pytest.raises(RankmeshError, match=r"status\.json: cannot be written"):
+            folder.set_status("running", 4)
+
+
+def test_metrics_on_a_full_disk_name_the_file(tmp_path: Path) -> None:
+    """/dev/full takes nothing."""
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with MetricsWriter(path) as writer:
+        with pytest.raises(RankmeshError) as caught:
+            writer.write(metrics(1))
+    assert str(caught.value) == f"{path}: cannot be written: No space left on device"
+
+
+def test_a_log_on_a_full_disk_is_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback of logging's on the console, where the lines still are."""
+    (tmp_path / "rank-00000.log").symlink_to("/dev/full")
+    shown: list[str] = []
+    with RankLog(0, folder=tmp_path, show=shown.append) as log:
+        log.logger.info("step 1")
+    assert shown == ["step 1"] and capsys.readouterr() == ("", "")
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    """Neither the path again nor an error number."""
+    for read in (read_json, read_metrics):
+        with pytest.raises(UserError) as caught:
+            read(tmp_path / "none.json")
+        expected = f"{tmp_path / 'none.json'}: cannot be read: No such file or directory"
+        assert str(caught.value) == expected

@@ -280,7 +280,7 @@ def test_inputs_that_are_refused(tmp_path: Path, name: str, words: str) -> None:
 def test_no_document_left(tmp_path: Path) -> None:
     """The reasons are in the error; an older file of that name stays."""
     run(tmp_path / "out", lines(tmp_path / "good.jsonl", {"text": "old"}))
-    with pytest.raises(DataError, match="no document left in 1 files: 1 broken JSON, 2 empty"):
+    with pytest.raises(DataError, match="no document left in 1 file: 1 broken JSON, 2 empty"):
         run(tmp_path / "out", lines(tmp_path / "in.jsonl", b"{", b"", {"text": ""}))
     assert texts(tmp_path / "out") == ["old"]
 
@@ -310,4 +310,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words, "--jsonl-key", "t", "--strict"]) == 2
     assert capsys.readouterr().err == f"rankmesh: error: {source}:2: empty\n"
     assert main(words) == 2
-    assert "no document left in 1 files: 1 broken JSON, 2 missing key" in capsys.readouterr().err
+    assert "no document left in 1 file: 1 broken JSON, 2 missing key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["p/", ".", "..", "p/.", "p/.."])
+def test_a_folder_is_no_prefix(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would become hidden files such as p/.bin; a prefix beside a folder of its name is fine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    source = lines(tmp_path / "in.jsonl", {"text": "abcd"})
+    words = ["prepare", str(source), "--tokenizer", "bytes", "--out"]
+    assert main([*words, out]) == 2
+    assert f"--out {out}: is a folder; expected a prefix" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.rglob("*")} == {"p", "in.jsonl"}
+    assert main([*words, "p"]) == 0 and (tmp_path / "p.bin").is_file()

@@ -5,6 +5,7 @@ Owns our side: any source of weights written as one of our folders. The other si
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rankmesh.checkpoint.hf_write import stored_dtype
+from rankmesh.checkpoint.shelf import partial
 from rankmesh.checkpoint.source import WeightSource
 from rankmesh.checkpoint.tensorfile import Deferred
 from rankmesh.checkpoint.weights import LocalSlice, write_weights
@@ -30,16 +32,20 @@ def write_ours(
     """Write the weights of `source` (no optimizer state) as a checkpoint in our format.
 
     carried: other files of the folder, name -> content. dtype: of all tensors; None = as stored.
-    At any time one tensor is in memory. Raises CheckpointError where `folder` exists.
+    At any time one tensor is in memory. Raises CheckpointError where `folder` exists. A failure
+    leaves nothing behind.
     """
-    write_weights(
-        folder,
-        _slices(source, dtype),
-        spec=source.spec,
-        step=source.step,
-        tokenizer=source.tokenizer,
-        carried=carried,
-    )
+    try:
+        write_weights(
+            folder,
+            _slices(source, dtype),
+            spec=source.spec,
+            step=source.step,
+            tokenizer=source.tokenizer,
+            carried=carried,
+        )
+    finally:
+        shutil.rmtree(partial(folder), ignore_errors=True)
 
 
 def _slices(source: WeightSource, dtype: torch.dtype | None) -> Iterator[LocalSlice]:

@@ -80,7 +80,7 @@ def config_bytes(
     """config.json of `spec` with weights of `dtype`, such as bfloat16.
 
     The one that came along, byte for byte, where it says the same; else the `fresh` one with its
-    token ids, or with those that the tokenizer names.
+    token ids, or with those that the tokenizer names; ids beyond the vocabulary are left out.
     """
     old = read_json(beside[CONFIG]) if CONFIG in beside else {}
     if old and same_for_hf(spec, old):
@@ -89,7 +89,15 @@ def config_bytes(
             return beside[CONFIG].read_bytes()
         return _text(old | dict.fromkeys(stale, dtype))
     ids = {key: old[key] for key in TOKEN_IDS if key in old} or _token_ids(beside)
+    ids = {key: _within(value, spec.vocab_size) for key, value in ids.items()}
     return _text({**fresh, **ids, "torch_dtype": dtype})
+
+
+def _within(ids: Any, vocab_size: int) -> Any:
+    """An id, or a list of them, without those that the model has no row for; None for none."""
+    if isinstance(ids, list):
+        return [one for one in ids if _within(one, vocab_size) is not None] or None
+    return ids if isinstance(ids, int) and 0 <= ids < vocab_size else None
 
 
 def _token_ids(beside: Mapping[str, Path]) -> dict[str, int]:

@@ -117,8 +117,9 @@ def read_hf(folder: Path) -> HFFolder:
     Raises CheckpointError in one line: no config, an option that this project cannot express, only
     pickled files, a missing tensor, or one that the model has no place for.
     """
+    config = read_json(folder / CONFIG)
     try:
-        spec = spec_from_hf(read_json(folder / CONFIG))
+        spec = spec_from_hf(config)
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import CheckpointError, ConfigError
+from rankmesh.errors import CheckpointError, ConfigError, reason
 from rankmesh.specs.model import ModelSpec, make_spec
 from rankmesh.specs.placement import parts
 
@@ -328,7 +328,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: file is missing") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read as JSON: {reason(error)}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: a JSON object is expected")
     return content

@@ -7,12 +7,13 @@ holds the lock of its run folder may remove anything.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
 
 from rankmesh.checkpoint.manifest import MANIFEST, STEP_FOLDER
-from rankmesh.errors import CheckpointError
+from rankmesh.errors import CheckpointError, reason
 
 CHECKPOINTS = "checkpoints"
 _HIDDEN = re.compile(r"\.step-\d+\.(partial|removed)")
@@ -78,19 +79,38 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove what cut-off saves and removals left; returns a line for each unfinished thing.
+    """Clear away what is no checkpoint before the first save; returns a line for each.
 
-    A folder with a checkpoint's own name is never removed: a commit is one rename, so that it was
-    somebody else who made it what it is.
+    What cut-off saves and removals left is removed. A folder with a checkpoint's own name is never
+    removed: a commit is one rename, so that it was somebody else who made it what it is. It gets
+    another name, for the run will need that one. Raises CheckpointError where it cannot.
     """
-    lines = []
-    for path in unfinished(folder):
-        ours = _HIDDEN.fullmatch(path.name) is not None
-        if ours:
-            shutil.rmtree(path, ignore_errors=True)
-        done = "removed" if ours and not path.exists() else "left as it is"
-        lines.append(f"{path}: no complete checkpoint, skipped and {done}")
-    return lines
+    return [
+        f"{path}: no complete checkpoint, skipped and "
+        + (_removed(path) if _HIDDEN.fullmatch(path.name) else _set_aside(path))
+        for path in unfinished(folder)
+    ]
+
+
+def _removed(path: Path) -> str:
+    shutil.rmtree(path, ignore_errors=True)
+    return "left as it is" if path.exists() else "removed"
+
+
+def _set_aside(path: Path) -> str:
+    """Rename to NAME.incomplete, NAME.incomplete-2 and so on; returns what was done."""
+    aside, number = path.with_name(f"{path.name}.incomplete"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}.incomplete-{number}")
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: no complete checkpoint, and in the way of the save after that step; it "
+            f"cannot be renamed to {aside.name}: {reason(error)}"
+        ) from error
+    return f"set aside as {aside.name}"
 
 
 def retire(folder: Path, *, keep: int, keep_every: int) -> list[Path]:

@@ -44,7 +44,7 @@ from rankmesh.checkpoint.tensorfile import (
     write_tensors,
 )
 from rankmesh.checkpoint.verify import damages
-from rankmesh.errors import CheckpointError
+from rankmesh.errors import CheckpointError, reason
 from rankmesh.specs.model import ModelSpec
 from rankmesh.topology.params import Slices
 
@@ -104,8 +104,7 @@ def write_weights(
             _commit(temporary, folder, plan, carried or {})
         barrier()
     except OSError as error:
-        why = error.strerror or error
-        raise CheckpointError(f"{temporary}: cannot be written: {why}") from error
+        raise CheckpointError(f"{temporary}: cannot be written: {reason(error)}") from error
 
 
 class Weights:
@@ -267,7 +266,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> dict[str, FileEntry]:
             name: write_bytes(folder / name, path.read_bytes()) for path, name in copies.items()
         }
     except OSError as error:
-        raise CheckpointError(f"tokenizer {source}: cannot be copied: {error}") from error
+        raise CheckpointError(f"tokenizer {source}: cannot be copied: {reason(error)}") from error
 
 
 def _intersection(piece: Piece, slices: Slices) -> Box | None:

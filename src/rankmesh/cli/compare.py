@@ -110,7 +110,10 @@ def _steps(path: Path) -> dict[int, dict[str, Any]]:
     """step -> record; the last one of a step that was run again."""
     if not path.exists():
         raise UserError(f"{path}: no such run directory")
-    records = read_metrics(metrics_path(path) if path.is_dir() else path)
+    file = metrics_path(path) if path.is_dir() else path
+    if not file.exists():
+        raise UserError(f"{path}: no run directory: it has no {file.name}")
+    records = read_metrics(file)
     if not records:
         raise UserError(f"{path}: no step has been logged; there is nothing to compare")
     return {int(record["step"]): record for record in records}
@@ -161,7 +164,8 @@ def _lines(found: Comparison, args: argparse.Namespace) -> list[str]:
     names = ", ".join(found.metrics)
     if found.step is None:
         within = f", largest relative difference {found.largest:.1e}" if found.largest else ""
-        return [f"equal: {found.steps} steps, {names}{within}"]
+        steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+        return [f"equal: {steps}, {names}{within}"]
     first = found.differences[0]
     lines = [
         f"first difference: step {found.step}, {first.metric}",

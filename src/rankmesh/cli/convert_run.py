@@ -28,6 +28,10 @@ def run(args: argparse.Namespace) -> int:
     dtype = _DTYPES[args.dtype] if args.dtype else None
     source = open_weights(args.source)
     assert isinstance(source, HFFolder | Weights)
+    if args.target.resolve().is_relative_to(source.folder.resolve()):
+        raise ConfigError(
+            f"{args.target}: lies inside the source {source.folder}; choose a folder elsewhere"
+        )
     facts: dict[str, Any] = {
         "source": str(source.folder),
         "target": str(args.target),

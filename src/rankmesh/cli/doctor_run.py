@@ -138,6 +138,10 @@ def _default_ranks(device: str) -> int:
     return visible or min(4, max(2, machine_facts()["cores"]))
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _print(report: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps({**report, "ok": _code(report) == 0}))
@@ -148,7 +152,8 @@ def _print(report: Mapping[str, Any], as_json: bool) -> None:
     if report["ranks"]:
         times = ", ".join(f"{name} {took:.2f} s" for name, took in report["phases"].items())
         hosts = {one["host"] for one in report["ranks"]}
-        print(f"ranks     {len(report['ranks'])} on {len(hosts)} hosts; {times}")
+        where = f"{_counted(len(report['ranks']), 'rank')} on {_counted(len(hosts), 'host')}"
+        print(f"ranks     {where}; {times}")
     for link in report["links"]:
         speed = f"{link['latency_s'] * 1e6:.0f} us, {link['bytes_per_s'] / 1e9:.2f} GB/s"
         print(f"link      rank {link['low']} - rank {link['high']}: {speed}")

@@ -57,4 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)"
     )
+    parser.add_argument(
+        "--any-tokenizer",
+        action="store_true",
+        help="also token files of another tokenizer than the checkpoint's",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -24,6 +24,7 @@ from rankmesh.comm.environ import Launch, alone, read_launch
 from rankmesh.comm.failure import Lifeline
 from rankmesh.comm.identity import digest
 from rankmesh.config.schema import OptimizerConfig, RunConfig, TrainConfig
+from rankmesh.data.agree import check_same_tokenizer, named, of_files
 from rankmesh.errors import UserError
 from rankmesh.obs.jsonfile import encode
 from rankmesh.specs.placement import kv_replicas, param_table
@@ -70,6 +71,7 @@ def _words(args: argparse.Namespace) -> list[str]:
     for name in (*AXES, "seq_len", "samples", "microbatch_size", "dtype", "device"):
         if getattr(args, name) is not None:
             words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    words += ["--any-tokenizer"] if args.any_tokenizer else []
     return [*words, *(["--json"] if args.json else []), "--data", *args.data]
 
 
@@ -88,6 +90,10 @@ def _ready(args: argparse.Namespace, world_size: int) -> Ready:
     if seq_len > spec.max_seq_len:
         raise UserError(f"--seq-len {seq_len}: the model takes at most {spec.max_seq_len}")
     sets = [open_set(prefix, seq_len, spec.vocab_size, args.samples) for prefix in args.data]
+    if not args.any_tokenizer:
+        found = named(str(weights.folder), weights.tokenizer)
+        remedy = "where that is meant, give --any-tokenizer"
+        check_same_tokenizer([*found, *of_files(part.file for part in sets)], remedy)
     return Ready(weights, plan, tuple(sets))
 
 

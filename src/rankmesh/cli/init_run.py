@@ -14,12 +14,14 @@ from typing import Any
 
 from rankmesh.cli.config_text import config_text
 from rankmesh.cli.init import default_run_dir
+from rankmesh.cli.init_folder import weights_facts
 from rankmesh.cli.init_size import parse_size, shape_for
 from rankmesh.config.load import load_config
 from rankmesh.config.resolve import check_fits, model_spec
 from rankmesh.config.schema import RunConfig, prefixes
 from rankmesh.config.toml import toml_value
-from rankmesh.errors import ConfigError, UserError
+from rankmesh.data.tokenizer import BYTES
+from rankmesh.errors import ConfigError, UserError, reason
 from rankmesh.specs.checks import nearest
 from rankmesh.specs.families import FAMILIES
 from rankmesh.specs.model import ModelSpec
@@ -35,15 +37,19 @@ _CONTEXT, _SAMPLE = 1024, 512
 def run(args: argparse.Namespace) -> int:
     """Writes the config; returns 0. Raises UserError for a file that exists or values in error."""
     out = None if args.out == "-" else Path(args.out)
-    if out is not None and out.exists():
-        raise UserError(f"{out}: exists already; choose another name with --out, or remove it")
     asked = {word.partition("=")[0].strip() for word in args.overrides}
     given = load_config(None, args.overrides)
     model = _model(args.model, args.size, given)
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another name with --out, or remove it")
     model = {key: value for key, value in model.items() if key not in asked}
     config = _loaded(model, args.overrides)
-    spec = None if config.model.init_from is not None else model_spec(config.model)
-    chosen = {**model, **_choices(given, spec, args.out)}
+    start = config.model.init_from
+    folder = None if start is None else weights_facts(Path(start))
+    whole = model_spec(config.model, None if folder is None else folder.spec)
+    # What comes from a folder is not repeated in the file.
+    spec = whole if folder is None else None
+    chosen = {**model, **_choices(given, whole, args.out)}
     chosen = {key: value for key, value in chosen.items() if key not in asked}
     config = _loaded(chosen, args.overrides)
     if spec is not None:
@@ -56,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         _write(out, text)
         print(f"{out}: {_described(config, spec)}")
-        print(
-            f"next: rankmesh prepare FILES --tokenizer bytes --out {prefixes(config.data.train)[0]}"
-        )
+        tokenizer = config.data.tokenizer or (folder and folder.tokenizer) or BYTES
+        words = ["--tokenizer", tokenizer, "--out", prefixes(config.data.train)[0]]
+        print(f"next: rankmesh prepare FILES {shlex.join(words)}")
         print(f"then: rankmesh train {out}")
     return 0
 
@@ -78,26 +84,26 @@ def _model(name: str, size: str | None, given: RunConfig) -> dict[str, Any]:
         )
         sizes = ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len")
         return {f"model.{key}": getattr(spec, key) for key in ("family", *sizes)}
-    if size is not None:
+    folder = Path(name).is_dir()
+    if size is not None and (folder or name in names()):
         raise ConfigError(
             f"--size {size}: only a family has a size to choose ({', '.join(FAMILIES)}); "
             f"{name} has its own"
         )
     if name in names():
         return {"model.preset": name}
-    if Path(name).is_dir():
+    if folder:
         return {"model.init_from": name}
-    raise ConfigError(
-        f"{name} is no preset, family or folder{nearest(name, [*names(), *FAMILIES])}"
-    )
+    alike = [preset for preset in names() if preset.startswith(f"{name}-")]
+    hint = f"; presets: {', '.join(alike)}" if alike else nearest(name, [*names(), *FAMILIES])
+    raise ConfigError(f"{name} is no preset, family or folder{hint}")
 
 
-def _choices(given: RunConfig, spec: ModelSpec | None, out: str) -> dict[str, Any]:
+def _choices(given: RunConfig, spec: ModelSpec, out: str) -> dict[str, Any]:
     """What a run needs or had better have, beside the model."""
-    longest = spec.max_seq_len if spec is not None else _SAMPLE
     return {
         "data.train": ["data/train"],
-        "data.seq_len": min(_SAMPLE, longest),
+        "data.seq_len": min(_SAMPLE, spec.max_seq_len),
         "optimizer.min_lr": float(f"{given.optimizer.lr / 10:.6g}"),
         "optimizer.warmup_steps": min(100, given.decay_steps // 10),
         "log.run_dir": default_run_dir(out),
@@ -121,9 +127,13 @@ def _described(config: RunConfig, spec: ModelSpec | None) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    made = False
     try:
         # "x": a file that has come about since the check is not overwritten either.
         with path.open("x", encoding="utf-8") as file:
+            made = True
             file.write(text)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+        if made:
+            path.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {reason(error)}") from error

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from rankmesh.errors import RankmeshError, UserError
+from rankmesh.errors import RankmeshError, UserError, reason
 from rankmesh.version import describe
 
 __all__ = ["COMMANDS", "Command", "Parser", "main", "parser_of"]
@@ -184,5 +184,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # exit: give that flush somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            print(f"rankmesh: error: {error}", file=sys.stderr)
+            where = f"{error.filename}: " if error.filename is not None else ""
+            print(f"rankmesh: error: {where}{reason(error)}", file=sys.stderr)
         return 1

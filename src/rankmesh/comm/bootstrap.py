@@ -287,7 +287,8 @@ def _log(started: Startup, logger: logging.Logger) -> None:
     hosts = {one.host for one in started.ranks}
     if hosts:
         on = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
-        logger.info("%d ranks on %s: %s; start-up %.2f s", plan.world_size, on, plan, took)
+        ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
+        logger.info("%s on %s: %s; start-up %.2f s", ranks, on, plan, took)
     for line in rank_lines(plan, started.ranks):
         logger.debug("%s", line)
     times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in started.phases)

@@ -306,8 +306,10 @@ class Lifeline:
         message = {"message": failure.line, "extraInfo": info, "rankmesh": asdict(failure)}
         try:
             self._launch.error_file.write_text(json.dumps({"message": message}))
-        except OSError as error:
-            print(f"{self._launch.error_file}: {error}", file=sys.stderr)
+        except OSError:
+            # On a full disk, say. Half a record would end torch's agent; so it is said here.
+            self._launch.error_file.unlink(missing_ok=True)
+            print(f"rankmesh: error: {failure.line}", file=sys.stderr)
 
     def _show(self, failure: Failure) -> None:
         """Speaks on stderr where no agent does it for us; a mere consequence stays silent."""

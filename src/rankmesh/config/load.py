@@ -59,7 +59,7 @@ def load_config(
     if isinstance(config, str | PathLike):
         tree, given = _read_file(Path(config)), _Overrides(file=f"{config}")
     else:
-        tree, given = _as_toml(config or {}), _Overrides(file="config")
+        tree, given = _sections(config), _Overrides(file="config")
     try:
         _check_version(tree)
         for text in overrides:
@@ -67,6 +67,16 @@ def load_config(
         return _Reader(given.texts).table(RunConfig, tree, "")
     except Refusal as refusal:
         raise ConfigError(f"{given.source(refusal.key)}: {refusal}") from None
+
+
+def _sections(config: object) -> Any:
+    """What a config file would hold, of a dict or None. Raises ConfigError for anything else."""
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(
+            f"config: {shown(config)} is of type {type(config).__name__}; expected the path of a "
+            "TOML file, a dict of sections or a RunConfig"
+        )
+    return _as_toml(config or {})
 
 
 def _as_toml(value: Any) -> Any:

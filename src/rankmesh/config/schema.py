@@ -110,6 +110,9 @@ class DataConfig(Section):
         None,
         '"bytes" or the path of a tokenizer.json; default: the one that prepared the token files',
     )
+    any_tokenizer: bool = option(
+        False, "whether token files, tokenizer and first weights may be of different tokenizers"
+    )
     seed: int = option(0, "of the order of samples", NOT_NEGATIVE)
 
     def check(self) -> None:

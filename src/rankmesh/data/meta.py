@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankmesh.errors import DataError
+from rankmesh.errors import DataError, reason
 
 FORMAT_VERSION = 2
 
@@ -61,7 +61,7 @@ def read_meta(path: Path) -> TokenMeta | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        raise DataError(f"{path}: cannot be read: {reason(error)}") from error
     version = found.pop("format_version", None) if isinstance(found, dict) else None
     if version not in (1, FORMAT_VERSION):
         raise DataError(

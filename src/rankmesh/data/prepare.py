@@ -121,6 +121,11 @@ def prepare(options: PrepareOptions, report: Report | None = None) -> Prepared:
 
 
 def _check_paths(inputs: Sequence[Input], out: str) -> None:
+    if Path(out).name in ("", "..") or out.endswith(("/", "/.")):
+        raise DataError(
+            f"--out {out}: is a folder; expected a prefix of files, such as "
+            f"{Path(out) / 'train'} for {Path(out) / 'train.bin'}"
+        )
     outputs = {path(out).resolve() for path in (tokens_path, index_path, meta_path)}
     for one in inputs:
         if one.path.resolve() in outputs:
@@ -198,7 +203,8 @@ class _Job:
             if self._report is not None:
                 self._report(self._progress())
         if not self._tally.documents:
-            raise DataError(f"no document left in {len(self._inputs)} files: {self._reasons()}")
+            files = "1 file" if len(self._inputs) == 1 else f"{len(self._inputs)} files"
+            raise DataError(f"no document left in {files}: {self._reasons()}")
         meta = _meta(options, facts, self._tally)
         self._unfinished.publish(options.out, meta)
         return meta

@@ -8,6 +8,7 @@ null would hide them, and bare NaN is not JSON. Readers here turn them back into
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import UserError
+from rankmesh.errors import RankmeshError, UserError, reason
 from rankmesh.obs.secrets import masked
 
 FORMAT_VERSION = 1
@@ -41,13 +42,35 @@ def write_json(path: Path, fields: Mapping[str, object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole text file: under another name, to disk, then renamed into place."""
+    """Write a whole text file: under another name, to disk, then renamed into place.
+
+    Raises RankmeshError naming the file where that fails, as on a full disk; an old one stays.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise RankmeshError(f"{path}: cannot be written: {reason(error)}") from error
+
+
+def write_last_words(path: Path, fields: Mapping[str, object]) -> None:
+    """Write as `write_json` does; where the disk has no room for a second file, over the old one.
+
+    For the end of a run, which may have come because the disk is full. Never raises.
+    """
+    try:
+        write_json(path, fields)
+    except RankmeshError:
+        text = encode({"format_version": FORMAT_VERSION, **fields}, indent=2) + "\n"
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            file.write(text.encode())
+            file.truncate()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -57,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = decode(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
     version = found.get("format_version") if isinstance(found, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(

@@ -6,6 +6,7 @@ outside logging's global registry, so that runs in one process do not share it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rankmesh.errors import RankmeshError, reason
 from rankmesh.obs.secrets import mask_text
 
 
@@ -25,6 +27,21 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return mask_text(super().format(record))
+
+
+class QuietFileHandler(logging.FileHandler):
+    """A log file that a full disk does not turn into tracebacks on the console.
+
+    Lines that cannot be written are lost: what the disk is needed for says so by itself.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing."""
+
+    def close(self) -> None:
+        """Close the file, also where its last lines find no room."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class _LineHandler(logging.Handler):
@@ -55,8 +72,7 @@ class RankLog:
     ) -> None:
         self.logger = logging.Logger(f"rankmesh.rank-{rank:05}", logging.DEBUG)
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = logging.FileHandler(folder / f"rank-{rank:05}.log", encoding="utf-8")
+            file = _opened(folder / f"rank-{rank:05}.log")
             file.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
             self.logger.addHandler(file)
         if show is not None:
@@ -83,3 +99,11 @@ class RankLog:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _opened(path: Path) -> QuietFileHandler:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return QuietFileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise RankmeshError(f"{path}: cannot be written: {reason(error)}") from error

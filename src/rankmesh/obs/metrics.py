@@ -5,13 +5,14 @@ Owns its fields, the writer and the reader. It knows nothing of how the figures 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rankmesh.errors import UserError
+from rankmesh.errors import RankmeshError, UserError, reason
 from rankmesh.obs.jsonfile import FORMAT_VERSION, decode, encode
 
 
@@ -60,17 +61,27 @@ class MetricsWriter:
 
     def __init__(self, path: Path, attempt: int = 1) -> None:
         self._mark = {"attempt": attempt} if attempt > 1 else {}
-        self._file = path.open("a+b")
-        _end_last_line(self._file)
+        self._path = path
+        try:
+            self._file = path.open("a+b")
+            _end_last_line(self._file)
+        except OSError as error:
+            raise RankmeshError(f"{path}: cannot be written: {reason(error)}") from error
 
     def write(self, metrics: StepMetrics) -> None:
-        """Append one step."""
-        self._file.write(encode({**metrics.to_dict(), **self._mark}).encode() + b"\n")
-        self._file.flush()
+        """Append one step. Raises RankmeshError naming the file where it cannot, as on a full
+        disk.
+        """
+        try:
+            self._file.write(encode({**metrics.to_dict(), **self._mark}).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise RankmeshError(f"{self._path}: cannot be written: {reason(error)}") from error
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
-        self._file.close()
+        """Close the file; closing twice is fine. What a full disk did not take is let go."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +112,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
     records = []
     for number, line in enumerate(lines, start=1):
         try:

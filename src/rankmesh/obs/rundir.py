@@ -8,8 +8,8 @@ Owns the lock, config.toml, ranks.json and status.json. It knows nothing of what
   "ranks", "config", "first_step", "resumed_from"}]}; a rank is {"rank", "host", "device", "pid",
   "coordinate"}
 - status.json: {"format_version", "state", "step", "total_steps", "started_at", "updated_at",
-  "host", "pid", "error"}; state is "running", "preempted", "failed" or "done"; step is the
-  last finished one; error is one line or null
+  "host", "pid", "error"}; state is "running", "failed" or "done"; step is the last finished
+  one; error is one line or null
 - metrics.jsonl: one object a step of each attempt (metrics.py)
 - log/: rank-00000.log and so on (log.py)
 - lock: held, by the kernel, for as long as the run lives
@@ -17,6 +17,7 @@ Owns the lock, config.toml, ranks.json and status.json. It knows nothing of what
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -27,11 +28,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TextIO
 
-from rankmesh.errors import UserError
-from rankmesh.obs.jsonfile import read_json, write_json, write_text
+from rankmesh.errors import UserError, reason
+from rankmesh.obs.jsonfile import read_json, write_json, write_last_words, write_text
 from rankmesh.obs.secrets import mask_text
 
-State = Literal["running", "preempted", "failed", "done"]
+State = Literal["running", "failed", "done"]
 
 # What only a run writes: a folder with one of these has been used.
 _TRACES = ("config.toml", "ranks.json", "status.json", "metrics.jsonl")
@@ -85,7 +86,7 @@ class RunDir:
         try:
             if not again:
                 _refuse_used(path)
-            log_folder(path).mkdir(exist_ok=True)
+            _make_log_folder(path)
         except BaseException:
             self._lock.close()
             raise
@@ -131,7 +132,11 @@ class RunDir:
         write_json(self.path / "ranks.json", {"launches": [*_launches(self.path), launch]})
 
     def set_status(self, state: State, step: int, error: str | None = None) -> None:
-        """Write status.json; `step` is the last finished one, `error` the reason of a failure."""
+        """Write status.json; `step` is the last finished one, `error` the reason of a failure.
+
+        Raises RankmeshError where it cannot, unless the state is "failed": that has a reason
+        already.
+        """
         fields = {
             "state": state,
             "step": step,
@@ -142,7 +147,8 @@ class RunDir:
             "pid": os.getpid(),
             "error": None if error is None else _one_line(error),
         }
-        write_json(self.path / "status.json", fields)
+        write = write_last_words if state == "failed" else write_json
+        write(self.path / "status.json", fields)
 
     def close(self) -> None:
         """Give the folder up; closing twice is fine."""
@@ -176,7 +182,7 @@ def note_failure(run_dir: Path, error: str) -> None:
     status = read_json(path)
     if status["state"] in ("running", "failed"):
         changes = {"state": "failed", "updated_at": now(), "error": _one_line(error)}
-        write_json(path, {**status, **changes})
+        write_last_words(path, {**status, **changes})
 
 
 def read_launches(run_dir: Path) -> list[dict[str, Any]]:
@@ -215,10 +221,18 @@ def _locked(path: Path) -> TextIO:
     except OSError as error:
         lock.close()
         raise UserError(f"log.run_dir {path}: cannot be locked: {error.strerror}") from error
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
-    lock.flush()
+    with contextlib.suppress(OSError):  # on a full disk: the lock holds without its holder's name
+        os.ftruncate(lock.fileno(), 0)
+        words = f"process {os.getpid()} on {socket.gethostname()} since {now()}\n"
+        os.write(lock.fileno(), words.encode())  # unbuffered: nothing is left for `close` to write
     return lock
+
+
+def _make_log_folder(path: Path) -> None:
+    try:
+        log_folder(path).mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"log.run_dir {path}: cannot be written: {reason(error)}") from error
 
 
 def _nothing_done(path: Path) -> bool:

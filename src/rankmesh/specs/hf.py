@@ -66,7 +66,7 @@ def spec_to_hf(spec: ModelSpec) -> dict[str, Any]:
             config[dialect.keys[field]] = getattr(spec, field) or None
     if "query_scalar" in dialect.keys:
         config[dialect.keys["query_scalar"]] = _query_scalar_out(spec)
-    config |= {key: getattr(spec, fields[0]) for key, fields in dialect.biases.items()}
+    config |= {key: _bias_out(spec, key, fields) for key, fields in dialect.biases.items()}
     name, values = dialect.activation
     config[name] = next(value for value, mlp in values.items() if mlp == spec.mlp)
     config |= dict.fromkeys(dialect.dropouts, spec.dropout)
@@ -131,6 +131,9 @@ def _dropout_in(dialect: Dialect, config: Mapping[str, Any]) -> Any:
 def _windows_in(
     dialect: Dialect, config: Mapping[str, Any], num_layers: int
 ) -> dict[str, int | str]:
+    types = config.get("layer_types") if dialect.windows in ("switch", "types") else None
+    if types is not None:
+        _check_layer_types(types, num_layers)
     window = config.get("sliding_window", dialect.absent.get("sliding_window")) or 0
     if dialect.windows == "switch" and not config.get("use_sliding_window", False):
         window = 0
@@ -138,13 +141,7 @@ def _windows_in(
         return {"window": 0, "window_pattern": "L"}
     if dialect.windows == "all":
         return {"window": window, "window_pattern": "L"}
-    types = config.get("layer_types")
     if types is not None:
-        for kind in types:
-            if kind not in _LAYER_TYPES:
-                refuse("layer_types", kind, _LAYER_TYPES)
-        if len(types) != num_layers:
-            refuse("layer_types", f"a list of {len(types)}", [f"a list of {num_layers}"])
         pattern = "".join(_LAYER_TYPES[kind] for kind in types)
     elif dialect.windows == "switch":
         first = config.get("max_window_layers", dialect.absent["max_window_layers"])
@@ -153,6 +150,15 @@ def _windows_in(
         every = config.get("sliding_window_pattern", dialect.absent["sliding_window_pattern"])
         pattern = "L" * (every - 1) + "G"
     return {"window": window, "window_pattern": pattern}
+
+
+def _check_layer_types(types: Any, num_layers: int) -> None:
+    """Also where no layer has a window: what is not understood is not passed over."""
+    for kind in types:
+        if kind not in _LAYER_TYPES:
+            refuse("layer_types", kind, _LAYER_TYPES)
+    if len(types) != num_layers:
+        refuse("layer_types", f"a list of {len(types)}", [f"a list of {num_layers}"])
 
 
 def _windows_out(dialect: Dialect, spec: ModelSpec) -> dict[str, Any]:
@@ -176,6 +182,16 @@ def _windows_out(dialect: Dialect, spec: ModelSpec) -> dict[str, Any]:
         "max_window_layers": local[0] if local else spec.num_layers,
         "layer_types": types,
     }
+
+
+def _bias_out(spec: ModelSpec, key: str, fields: tuple[str, ...]) -> bool:
+    """One switch there for several here, which must agree."""
+    on = [field for field in fields if getattr(spec, field)]
+    off = [field for field in fields if field not in on]
+    if on and off:
+        # Without one is the default: the one that is on was asked for.
+        _cannot(spec, on[0], True, f"its {key} would set model.{off[0]} too, which is False")
+    return bool(on)
 
 
 def _query_scalar_out(spec: ModelSpec) -> int:

@@ -6,6 +6,7 @@ files and reads no weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rankmesh.checkpoint.manifest import Phases
 from rankmesh.checkpoint.source import WeightSource, check_same_model, open_weights
 from rankmesh.config.resolve import check_fits, model_spec, parallel_plan
 from rankmesh.config.schema import SPLITS, RunConfig, entry_weights, prefixes, split_ratios
+from rankmesh.data.agree import check_same_tokenizer, named, of_files
 from rankmesh.data.indexed import TokenFile
 from rankmesh.data.samples import Samples, TokenSource, check_vocab
 from rankmesh.data.split import split_documents
@@ -103,6 +105,8 @@ def prepare_job(config: RunConfig, world_size: int) -> Job:
         raise ConfigError(
             "data.train is empty: name the prefix of a token file (see `rankmesh prepare --help`)"
         )
+    valid, test = (_samples(config, split, spec) for split in ("valid", "test"))
+    _check_tokenizers(config, weights, [train, valid, test])
     resume = None
     if resumed is not None:
         resume = check_resume(resumed, config, spec, table, train)
@@ -111,11 +115,25 @@ def prepare_job(config: RunConfig, world_size: int) -> Job:
         spec=spec,
         plan=plan,
         train=train,
-        valid=_samples(config, "valid", spec),
-        test=_samples(config, "test", spec),
+        valid=valid,
+        test=test,
         weights=weights,
         resume=resume,
     )
+
+
+def _check_tokenizers(
+    config: RunConfig, weights: WeightSource | None, sets: Sequence[Samples | None]
+) -> None:
+    """Refuse ids that mean one thing in one place and another elsewhere, as far as it is known."""
+    found = named("data.tokenizer", config.data.tokenizer)
+    if config.data.any_tokenizer:
+        return
+    if weights is not None:
+        found += named(str(weights.folder), weights.tokenizer)
+    for samples in sets:
+        found += of_files(samples.files) if samples is not None else []
+    check_same_tokenizer(found, "if that is meant, set data.any_tokenizer=true")
 
 
 def _samples(config: RunConfig, split: str, spec: ModelSpec) -> Samples | None:

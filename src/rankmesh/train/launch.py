@@ -28,6 +28,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from rankmesh.comm import environ
 from rankmesh.comm.failure import first_failure
+from rankmesh.errors import RankmeshError, reason
+from rankmesh.obs.log import QuietFileHandler
 
 __all__ = ["launch", "threads_per_rank", "torchrun_line"]
 
@@ -58,6 +60,7 @@ def launch(
     leave a note.
     """
     folder = _fresh_folder(log_dir)
+    records = Path(tempfile.mkdtemp(prefix="rankmesh-records-"))
     if announce:
         line = torchrun_line(argv, nproc, module)
         print(f"starting {nproc} ranks, as would: {line}", file=sys.stderr)
@@ -70,7 +73,7 @@ def launch(
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        logs_specs=_RankLogs(folder),
+        logs_specs=_RankLogs(folder, records),
         # The other signals are ours, below.
         signals_to_handle="SIGQUIT",
         shutdown_timeout=max(1, round(grace_s)),
@@ -80,6 +83,7 @@ def launch(
         code, text = _run(config, ["-m", module, *argv], nproc, folder)
     finally:
         _end_leftovers(config.run_id, _LINGER_S if code == 0 else 0.0)
+        _keep(records, folder)
         if code == 0 and log_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
     if text:
@@ -121,12 +125,25 @@ def _run(config: LaunchConfig, command: Sequence[str], nproc: int, folder: Path)
     return 0, ""
 
 
-class _RankLogs(LogsSpecs):
-    """Where each rank's streams and its error file go; rank 0 keeps the console."""
+def _keep(records: Path, folder: Path) -> None:
+    """Move the ranks' error files beside their logs, as far as the disk has room."""
+    with contextlib.suppress(OSError):
+        for path in sorted(records.iterdir()):
+            shutil.copyfile(path, folder / path.name)
+    shutil.rmtree(records, ignore_errors=True)
 
-    def __init__(self, folder: Path) -> None:
+
+class _RankLogs(LogsSpecs):
+    """Where each rank's streams and its error file go; rank 0 keeps the console.
+
+    The error files have a folder of their own, on the disk of the system's temporary files: the
+    disk of the logs may be full, and that be the error.
+    """
+
+    def __init__(self, folder: Path, records: Path) -> None:
         super().__init__(log_dir=str(folder))
         self._folder = folder
+        self._records = records
 
     @property
     def root_log_dir(self) -> str:
@@ -134,7 +151,7 @@ class _RankLogs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The files of one attempt; sets the variable that tells a rank its error file."""
-        errors = {rank: str(self._folder / f"rank-{rank:05}.error.json") for rank in envs}
+        errors = {rank: str(self._records / f"rank-{rank:05}.error.json") for rank in envs}
         for rank, env in envs.items():
             env["TORCHELASTIC_ERROR_FILE"] = errors[rank]
         return LogsDest(
@@ -160,6 +177,8 @@ def _fresh_folder(log_dir: Path | None) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             number += 1
+        except OSError as error:
+            raise RankmeshError(f"{folder}: cannot be made: {reason(error)}") from error
         else:
             return folder
 
@@ -177,7 +196,7 @@ def _loopback() -> dict[str, str]:
 def _elastic_log(folder: Path) -> Iterator[None]:
     """Turns the launcher's own log, many lines a failure, into a file."""
     logger = logging.getLogger("torch.distributed.elastic")
-    handler = logging.FileHandler(folder / "launcher.log", delay=True)
+    handler = QuietFileHandler(folder / "launcher.log", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.propagate
     logger.addHandler(handler)
@@ -227,7 +246,10 @@ def _explain(failures: Mapping[int, ProcessFailure], folder: Path) -> tuple[str,
         if first.known:
             return first.line, first.code
         trace = folder / f"rank-{first.rank:05}.traceback"
-        trace.write_text(first.trace)
+        try:
+            trace.write_text(first.trace)
+        except OSError as error:
+            return f"{first.line} (no traceback in {trace}: {reason(error)})", first.code
         return f"{first.line} (traceback: {trace})", first.code
     mute = {
         rank: one

@@ -6,6 +6,7 @@ back is state.py's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ _SILENT = ("log.", "checkpoint.", "train.resume", "format_version")
 # The model is compared as what it is, not as what the config says of it.
 _ELSEWHERE = ("model.",)
 # Of [data] these do not touch the order of training samples.
-_NO_ORDER = {"valid", "test", "tokenizer"}
+_NO_ORDER = {"valid", "test", "tokenizer", "any_tokenizer"}
 _SCHEDULE = {"lr", "min_lr", "schedule", "warmup_steps", "decay_steps", "wsd_decay_steps"}
 
 
@@ -71,7 +72,9 @@ def find_resume(config: RunConfig) -> Weights | None:
     found = complete(own)
     if asked == AUTO and not found:
         return None
-    weights = Weights(found[-1] if asked == AUTO else find_checkpoint(Path(asked)))
+    folder = found[-1] if asked == AUTO else find_checkpoint(Path(asked))
+    with older_named(folder):
+        weights = Weights(folder)
     if weights.manifest.training is None:
         raise CheckpointError(
             f"train.resume: {weights.folder} holds weights alone; model.init_from starts a new run "
@@ -83,6 +86,25 @@ def find_resume(config: RunConfig) -> Weights | None:
             "is never rewritten; choose another log.run_dir to branch off there"
         )
     return weights
+
+
+@contextlib.contextmanager
+def older_named(folder: Path) -> Iterator[None]:
+    """While the checkpoint `folder` is read: a CheckpointError also says how to take an older one.
+
+    None is taken unasked: steps would be lost without a word, and a damaged disk go unnoticed.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        beside = complete(folder.parent)
+        older = beside[: beside.index(folder)] if folder in beside else []
+        if not older:
+            raise
+        raise CheckpointError(
+            f"{error}; {older[-1].name} beside it is complete: to go on from there, move "
+            f"{folder.name} to another place"
+        ) from error
 
 
 def may_reuse(config: RunConfig) -> bool:

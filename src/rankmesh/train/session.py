@@ -25,13 +25,14 @@ from rankmesh.obs.console import StepConsole
 from rankmesh.obs.log import RankLog
 from rankmesh.obs.metrics import MetricsWriter, StepMetrics
 from rankmesh.obs.rundir import RunDir, log_folder, metrics_path
+from rankmesh.obs.trace import Tracer
 from rankmesh.obs.trackers import Trackers, check_trackers, load_trackers
 from rankmesh.specs.placement import kv_replicas, num_params
 from rankmesh.topology.batch import BatchPlan
 from rankmesh.train.build import Job, prepare_job
 from rankmesh.train.loop import Hooks, Result, train_loop
 from rankmesh.train.replicas import parameter_digests, replica_check
-from rankmesh.train.resume import may_reuse
+from rankmesh.train.resume import may_reuse, older_named
 from rankmesh.train.run import Run, assemble
 from rankmesh.train.save import store_barrier
 from rankmesh.train.state import restore_optimizer
@@ -108,9 +109,7 @@ def train(
             logger.info("%s", _summary(job))
             first = 1 if job.resume is None else job.resume.step + 1
             trace = make_tracer(config.log, startup.mesh, attempt, first, logger)
-            run = assemble(config, job.spec, startup.mesh, job.source, stack.enter_context(trace))
-            if job.resume is not None:
-                restore_optimizer(run, job.resume.weights)
+            run = _assembled(job, startup, stack.enter_context(trace))
             preflight_c(run, startup, loaded=job.weights is not None)
             wait = store_barrier(startup.store, startup.mesh, "save")
             hooks = Hooks(
@@ -220,6 +219,16 @@ def preflight_c(run: Run, startup: Startup, *, loaded: bool) -> None:
     store_barrier(startup.store, mesh, "weights")()
     digests = parameter_digests(run, random=not loaded)
     check_model(mesh, digests, startup.store, run.buffers.tied)
+
+
+def _assembled(job: Job, startup: Startup, trace: Tracer) -> Run:
+    """The run with its first values, or with those of the checkpoint that it goes on from."""
+    if job.resume is None:
+        return assemble(job.config, job.spec, startup.mesh, job.source, trace)
+    with older_named(job.resume.weights.folder):
+        run = assemble(job.config, job.spec, startup.mesh, job.source, trace)
+        restore_optimizer(run, job.resume.weights)
+    return run
 
 
 def _summary(job: Job) -> str:
