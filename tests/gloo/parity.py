@@ -139,7 +139,7 @@ class Comparison:
     def gradients(self, expected: Trace) -> None:
         clip = self.run.config.optimizer.clip_grad
         factor = min(1.0, clip / (expected.norms[0] + 1e-6)) if clip else 1.0
-        for one in self.run.buffers.pieces():
+        for one in self.run.buffers.pieces.values():
             name = one.name
             reference = expected.grads[name] * factor
             zero = name.endswith(ZERO_IN_EXACT_ARITHMETIC) and self.run.spec.positions == "learned"

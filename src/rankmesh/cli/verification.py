@@ -136,7 +136,7 @@ def _gradients(run: Run, expected: Trace, found: Differences) -> None:
     """The mesh's gradients are clipped by now: the reference is clipped by torch's rule."""
     limit, norm = run.config.optimizer.clip_grad, expected.norms[0]
     factor = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-    for one in run.buffers.pieces():
+    for one in run.buffers.pieces.values():
         reference = expected.grads[one.name] * factor
         # A gradient that is zero but for rounding is held against the norm, not against itself.
         scale = max(float(reference.abs().max()), 1e-7 * norm * factor)

@@ -41,6 +41,9 @@ class Piece:
     start: int
     stop: int
 
+    def __len__(self) -> int:
+        return self.stop - self.start
+
     @property
     def offset(self) -> int:
         """Of the first one in the flattened local slice."""
@@ -125,9 +128,10 @@ class Buffers:
 
     shard: the ranks that share the optimizer state, each owning its part of every bucket; one rank
     alone without ZeRO. copies: the ranks that own the same elements. tied: names that another
-    pipeline rank holds too; their gradients are summed with that one's. main: what the optimizer
-    updates, by name, the elements owned of each parameter in max(fp32, dtype): views of `params`
-    where that is wide enough.
+    pipeline rank holds too; their gradients are summed with that one's. pieces: what this rank owns
+    of each parameter, by name; a parameter lies in one bucket, so that it has one piece at most.
+    main: what the optimizer updates, the same elements in max(fp32, dtype): views of `params` where
+    that is wide enough.
     """
 
     mesh: Mesh
@@ -139,6 +143,7 @@ class Buffers:
     tied: tuple[str, ...] = ()
     buckets: list[Bucket] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
+    pieces: dict[str, Piece] = field(default_factory=dict)
     main: dict[str, Tensor] = field(default_factory=dict)
     started: int = 0
 
@@ -154,46 +159,36 @@ class Buffers:
         start = bucket.start + self.shard.index * size
         return start, start + size
 
-    def pieces(self) -> Iterator[Piece]:
-        """The elements owned of each parameter, in the order of the buffers; a parameter lies in
-        one bucket, so that it has one piece at most.
-        """
-        owned = self.owned()
-        for name, entry in self.entries.items():
-            for low, high in owned:
+    def take_possession(self) -> None:
+        """Find the piece of each parameter, and make what the optimizer updates of it."""
+        for slot in self.slots:
+            low, high = (0, len(self.params)) if self.shard.size == 1 else self.own(slot.bucket)
+            for name in slot.names:
+                entry = self.entries[name]
                 start, stop = max(entry.start, low), min(entry.stop, high)
                 if start < stop:
-                    yield Piece(name, entry, start, stop)
-
-    def allocate_main(self) -> None:
-        """Make `main`."""
-        pieces = list(self.pieces())
+                    self.pieces[name] = Piece(name, entry, start, stop)
+        pieces = self.pieces.values()
         if self.params.dtype == self.grads.dtype:
             self.main = {one.name: self.params[one.start : one.stop] for one in pieces}
             return
-        sizes = [one.stop - one.start for one in pieces]
-        flat = torch.zeros(sum(sizes), dtype=self.grads.dtype, device=self.params.device)
-        parts = flat.split(sizes)
-        self.main = {one.name: part for one, part in zip(pieces, parts, strict=True)}
+        flat = torch.zeros(sum(map(len, pieces)), dtype=self.grads.dtype, device=self.params.device)
+        parts = flat.split([len(one) for one in pieces])
+        self.main = dict(zip(self.pieces, parts, strict=True))
 
     def fill(self, name: str, values: Tensor) -> None:
         """Give a parameter its values, rounded but in `main`."""
         self.param(name).copy_(values)
-        for one in self.pieces_of(name):
-            self.main[name].copy_(
-                values.reshape(-1)[one.offset : one.offset + one.stop - one.start]
-            )
-
-    def pieces_of(self, name: str) -> list[Piece]:
-        """The piece owned of one parameter, or none."""
-        return [one for one in self.pieces() if one.name == name]
+        if name in self.pieces:
+            one = self.pieces[name]
+            self.main[name].copy_(values.reshape(-1)[one.offset : one.offset + len(one)])
 
     def publish(self) -> None:
         """After an update: every rank has all parameters anew. Issues one all-gather a bucket over
         the ranks that share the state.
         """
         if self.params.dtype != self.grads.dtype:
-            for one in self.pieces():
+            for one in self.pieces.values():
                 self.params[one.start : one.stop].copy_(self.main[one.name])
         if self.shard.size == 1:
             return
@@ -227,7 +222,7 @@ class Buffers:
             bucket.pending = 0
         for slot in self.slots:
             slot.fresh, slot.pending = True, slot.uses * microbatches
-            slot.bucket.pending += 1
+            slot.bucket.pending += slot.uses > 0
 
     def advance(self) -> None:
         """Start the sums of buckets that are complete, in order.
@@ -304,7 +299,9 @@ class Buffers:
         the axis.
         """
         group = self.mesh.group(axis)
-        parts = [self.grads[one.start : one.stop] for one in self.pieces() if one.name in names]
+        parts = [
+            self.grads[one.start : one.stop] for one in self.pieces.values() if one.name in names
+        ]
         if group.size == 1 or not parts:
             return
         flat = torch.cat(parts)

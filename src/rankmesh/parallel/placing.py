@@ -90,7 +90,7 @@ def lay_out(
         buckets=buckets,
     )
     buffers.slots += [_slot(buffers, run, by_name[run.names[0]].uses) for run in runs]
-    buffers.allocate_main()
+    buffers.take_possession()
     return buffers
 
 

@@ -35,8 +35,8 @@ def state_digests(run: Run) -> dict[str, ShardDigest]:
     state = {f"{name}.main": tensor for name, tensor in run.buffers.main.items()}
     state |= run.optimizer.state()
     places = {
-        one.name: repr((one.entry.spec.slices(axis_ranks), one.offset, one.stop - one.start))
-        for one in run.buffers.pieces()
+        one.name: repr((one.entry.spec.slices(axis_ranks), one.offset, len(one)))
+        for one in run.buffers.pieces.values()
     }
     return {
         name: ShardDigest(places[name.rpartition(".")[0]], fingerprint(tensor), random=False)

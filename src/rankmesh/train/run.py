@@ -165,7 +165,7 @@ def segments(buffers: Buffers) -> list[Segment]:
             grad=buffers.grads[one.start : one.stop],
             decay=one.entry.spec.decay,
         )
-        for one in buffers.pieces()
+        for one in buffers.pieces.values()
         if one.entry.spec.trainable
     ]
 
@@ -190,7 +190,7 @@ def owned_gradients(parallel: Parallel) -> tuple[Tensor, ...]:
 def _merged(parallel: Parallel) -> list[tuple[int, int]]:
     """Stretches of the gradient buffer that this tp rank counts; neighbours joined."""
     spans: list[tuple[int, int]] = []
-    for one in sorted(parallel.buffers.pieces(), key=lambda one: one.start):
+    for one in sorted(parallel.buffers.pieces.values(), key=lambda one: one.start):
         if not (one.entry.spec.trainable and parallel.is_first_holder(one.entry.spec)):
             continue
         if spans and spans[-1][1] == one.start:

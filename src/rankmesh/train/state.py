@@ -75,7 +75,7 @@ def local_slices(run: Run) -> Iterator[LocalSlice]:
     writers = _writers(buffers)
     state = run.optimizer.state()
     kinds = state_kinds(run.config.optimizer)
-    for one in buffers.pieces():
+    for one in buffers.pieces.values():
         name, spec = one.name, one.entry.spec
         if writers[name] != buffers.copies.index or not run.parallel.is_first_holder(spec):
             continue
@@ -92,7 +92,7 @@ def local_slices(run: Run) -> Iterator[LocalSlice]:
 
 def _places(run: Run, one: Piece) -> list[Slices]:
     """The boxes of the logical tensor that a piece consists of."""
-    within = boxes(one.entry.shape, one.offset, one.offset + one.stop - one.start)
+    within = boxes(one.entry.shape, one.offset, one.offset + len(one))
     origin = [part.start for part in one.entry.spec.slices(run.mesh.axis_ranks())]
     return [
         tuple(
@@ -115,7 +115,7 @@ def _boxed(run: Run, one: Piece, tensor: Tensor) -> Iterator[tuple[Slices, Tenso
 
 def _writers(buffers: Buffers) -> dict[str, int]:
     """Parameter -> which of its owners writes it: neighbours in the buffer, about equal bytes."""
-    sizes = {one.name: one.stop - one.start for one in buffers.pieces()}
+    sizes = {one.name: len(one) for one in buffers.pieces.values()}
     total, before, writers = max(1, sum(sizes.values())), 0, {}
     for name, size in sizes.items():
         writers[name] = min(before * buffers.copies.size // total, buffers.copies.size - 1)
@@ -136,7 +136,7 @@ def restore_optimizer(run: Run, weights: Weights) -> None:
     if run.scale is not None and training.loss_scale is not None:
         run.scale.restore(training.loss_scale)
     state, kinds = run.optimizer.state(), state_kinds(run.config.optimizer)
-    for one in run.buffers.pieces():
+    for one in run.buffers.pieces.values():
         name = one.name
         if not one.entry.spec.trainable or name in training.frozen:
             continue
