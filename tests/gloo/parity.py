@@ -145,7 +145,7 @@ class Comparison:
             zero = name.endswith(ZERO_IN_EXACT_ARITHMETIC) and self.run.spec.positions == "learned"
             assert zero or bool(reference.any()), f"the reference gradient of {name} is all zero"
             scale = max(expected.norms[0] * factor, 1.0) if zero else float(reference.abs().max())
-            ours = self.run.buffers.grads[one.start : one.stop]
+            ours = one.grad
             theirs = self._slice(name, reference).flatten()[one.offset :][: len(ours)]
             self._differ("gradient", name, ours, theirs, scale)
 

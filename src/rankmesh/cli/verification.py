@@ -140,7 +140,7 @@ def _gradients(run: Run, expected: Trace, found: Differences) -> None:
         reference = expected.grads[one.name] * factor
         # A gradient that is zero but for rounding is held against the norm, not against itself.
         scale = max(float(reference.abs().max()), 1e-7 * norm * factor)
-        ours = run.buffers.grads[one.start : one.stop].cpu()
+        ours = one.grad.cpu()
         theirs = reference[one.entry.spec.slices(run.mesh.axis_ranks())].flatten()
         theirs = theirs[one.offset : one.offset + len(ours)]
         found.tensor("gradient", one.name, ours, theirs, scale)

@@ -17,11 +17,12 @@ from torch import Tensor
 from rankmesh import nn
 from rankmesh.comm.mesh import Mesh
 from rankmesh.comm.seam import Group, Seam
-from rankmesh.parallel.buffers import Buffers, Slot
+from rankmesh.parallel.buffers import Buffers
 from rankmesh.parallel.heads import HeadMeans
 from rankmesh.parallel.later import Later
 from rankmesh.parallel.linear import ColumnProducts, Deposits, Product, RowProducts
 from rankmesh.parallel.placing import Hold, lay_out
+from rankmesh.parallel.slots import Slot
 from rankmesh.parallel.vocabulary import Rows, TableLookup, VocabularyHead
 from rankmesh.topology.params import ParamSpec, ParamTable, Shard, Slices
 from rankmesh.topology.plan import ParallelPlan
@@ -99,11 +100,12 @@ def _holds(chunks: Sequence[Chunk], table: ParamTable, fused: Sequence[Names]) -
             uses = int(spec.trainable) * _uses(chunk.model, spec.name)
             if spec.name in holds:
                 held = holds[spec.name]
+                # The chunk that comes first is complete last.
                 holds[spec.name] = replace(held, uses=held.uses + uses)
             else:
                 shared = not stages.issuperset(spec.stages)
                 family = "tied" if shared else (chunk.stage, partial[spec.name])
-                holds[spec.name] = Hold(spec, uses, family)
+                holds[spec.name] = Hold(spec, uses, family, chunk.stage)
     order = {chunk.stage: number for number, chunk in enumerate(chunks)}
 
     def place(hold: Hold) -> tuple[int, bool]:

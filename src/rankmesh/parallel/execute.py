@@ -91,11 +91,13 @@ class Execution:
             self._forward(stage, microbatch)
         elif action.kind is Kind.B:
             self._backward(stage, microbatch)
+            self.parallel.buffers.end_of(stage)
         elif action.kind is Kind.I:
             with self.parallel.later.keeping((stage, microbatch)):
                 self._backward(stage, microbatch)
         else:
             self.parallel.later.release((stage, microbatch))
+            self.parallel.buffers.end_of(stage)
 
     def _forward(self, stage: int, microbatch: int) -> None:
         batch, model = self.inputs[microbatch], self.models[stage]

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from rankmesh import nn
 from rankmesh.comm.seam import Group, Handle, Seam
-from rankmesh.parallel.buffers import Slot
 from rankmesh.parallel.later import Later
+from rankmesh.parallel.slots import Slot
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 
 from rankmesh.comm.mesh import Mesh
 from rankmesh.comm.seam import Group
-from rankmesh.parallel.buffers import Bucket, Buffers, Entry, Slot
+from rankmesh.parallel.buffers import Buffers
+from rankmesh.parallel.slots import Bucket, Entry, Slot
 from rankmesh.topology.params import ParamSpec
 
 _ALIGN = 16  # elements: 64 bytes of fp32, a cache line and a vector register
@@ -21,12 +22,14 @@ _ALIGN = 16  # elements: 64 bytes of fp32, a cache line and a vector register
 @dataclass(frozen=True)
 class Hold:
     """One parameter that a rank holds. uses: deposits of its gradient in a microbatch. family:
-    parameters share a bucket only with others of their family.
+    parameters share a bucket only with others of their family. stage: where its gradient is
+    complete.
     """
 
     spec: ParamSpec
     uses: int = 1
     family: Hashable = 0
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,24 +74,28 @@ def lay_out(
             if buckets:
                 start = buckets[-1].close(unit)
                 stop = start + sum(torch.Size(shapes[name]).numel() for name in names)
-            buckets.append(Bucket(start, stop))
+            buckets.append(Bucket(start, stop, hold.stage))
         buckets[-1].stop, family = stop, hold.family
         runs.append(_Run(names, start, stop, len(buckets) - 1))
         place = start
         for name in names:
-            entries[name] = Entry(by_name[name].spec, place, shapes[name])
+            entries[name] = Entry(by_name[name].spec, place, shapes[name], buckets[-1])
             place = entries[name].stop
     end = buckets[-1].close(unit) if buckets else 0
+    kept = end // shard.size if mesh.plan.zero >= 2 else end
     buffers = Buffers(
         mesh=mesh,
         params=torch.zeros(end, dtype=dtype, device=mesh.device),
-        grads=torch.zeros(end, dtype=wide, device=mesh.device),
+        grads=torch.zeros(kept, dtype=wide, device=mesh.device),
         entries=entries,
         shard=shard,
         copies=mesh.group("shard_rep" if mesh.plan.zero else "dp_cp"),
         tied=tied,
         buckets=buckets,
     )
+    if not buffers.each_microbatch:
+        for bucket in buckets:
+            bucket.memory = buffers.grads[bucket.start : bucket.stop]
     buffers.slots += [_slot(buffers, run, by_name[run.names[0]].uses) for run in runs]
     buffers.take_possession()
     return buffers
@@ -110,11 +117,16 @@ def _together(names: list[str], fused: Sequence[tuple[str, ...]]) -> list[tuple[
 
 def _slot(buffers: Buffers, run: _Run, uses: int) -> Slot:
     shape = (-1, *buffers.entries[run.names[0]].shape[1:])
-    return Slot(
+    bucket = buffers.buckets[run.bucket]
+    slot = Slot(
         names=run.names,
         weight=buffers.params[run.start : run.stop].view(shape),
-        grad=buffers.grads[run.start : run.stop].view(shape),
+        start=run.start,
+        stop=run.stop,
+        like=buffers.grads[:0],
         uses=uses,
-        bucket=buffers.buckets[run.bucket],
-        buffers=buffers,
+        bucket=bucket,
+        full=buffers.advance,
     )
+    bucket.slots.append(slot)
+    return slot

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from rankmesh.comm.seam import Group, Seam
 from rankmesh.nn import IGNORED, LossOptions, soft_cap
-from rankmesh.parallel.buffers import Slot
 from rankmesh.parallel.linear import Product, gathered, multiply, summed
+from rankmesh.parallel.slots import Slot
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def segments(buffers: Buffers) -> list[Segment]:
         Segment(
             name=one.name,
             param=buffers.main[one.name],
-            grad=buffers.grads[one.start : one.stop],
+            grad=one.grad,
             decay=one.entry.spec.decay,
         )
         for one in buffers.pieces.values()
@@ -190,13 +190,13 @@ def owned_gradients(parallel: Parallel) -> tuple[Tensor, ...]:
 def _merged(parallel: Parallel) -> list[tuple[int, int]]:
     """Stretches of the gradient buffer that this tp rank counts; neighbours joined."""
     spans: list[tuple[int, int]] = []
-    for one in sorted(parallel.buffers.pieces.values(), key=lambda one: one.start):
+    for one in sorted(parallel.buffers.pieces.values(), key=lambda one: one.place):
         if not (one.entry.spec.trainable and parallel.is_first_holder(one.entry.spec)):
             continue
-        if spans and spans[-1][1] == one.start:
-            spans[-1] = (spans[-1][0], one.stop)
+        if spans and spans[-1][1] == one.place:
+            spans[-1] = (spans[-1][0], one.place + len(one))
         else:
-            spans.append((one.start, one.stop))
+            spans.append((one.place, one.place + len(one)))
     return spans
 
 

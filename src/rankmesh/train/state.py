@@ -21,7 +21,8 @@ from rankmesh.config.schema import OptimizerConfig, RunConfig
 from rankmesh.errors import CheckpointError
 from rankmesh.obs.secrets import masked
 from rankmesh.optim.segment import Segment
-from rankmesh.parallel.buffers import Buffers, Piece
+from rankmesh.parallel.buffers import Buffers
+from rankmesh.parallel.slots import Piece
 from rankmesh.topology.params import Slices
 from rankmesh.topology.split import boxes
 from rankmesh.train.run import Run, make_optimizer

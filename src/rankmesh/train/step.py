@@ -123,8 +123,8 @@ def _step(run: Run, number: int, batches: Sequence[Microbatch], stop: bool) -> S
     norm = verdict.norm / (valid * scale)
     with trace.open(OPTIMIZER, "clip"):
         factor = clip_factor(norm, run.config.optimizer.clip_grad) / (valid * scale)
-        for low, high in buffers.owned():
-            buffers.grads[low:high].mul_(factor)
+        for owned in buffers.owned():
+            owned.mul_(factor)
     with trace.open(OPTIMIZER, "update"):
         run.optimizer.step(lr)
         buffers.publish()
