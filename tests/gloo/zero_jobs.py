@@ -12,8 +12,8 @@ from tests import tiny
 from tests.gloo.pipeline_jobs import start_run
 
 
-def state_elements(worker: Worker, zero: int) -> int:
-    """Elements of the first moment that this rank holds."""
+def kept_elements(worker: Worker, zero: int) -> tuple[int, int]:
+    """Elements of the first moment and of main gradients that this rank keeps after a step."""
     run = start_run(
         worker,
         tiny.llama(),
@@ -21,7 +21,13 @@ def state_elements(worker: Worker, zero: int) -> int:
         parallel={"zero": zero},
         optimizer={"name": "adamw"},
     )
-    return sum(len(tensor) for name, tensor in run.optimizer.state().items() if name.endswith(".m"))
+    batch = tiny.batches(steps=1, global_batch=7, seq_len=8, vocab=61)[0]
+    train_step(run, 1, tiny.microbatches(batch, run.batch, run.mesh.coordinate.dp))
+    moments = sum(len(one) for name, one in run.optimizer.state().items() if name.endswith(".m"))
+    memories = [bucket.memory for bucket in run.buffers.buckets]
+    if zero == 2:
+        assert all(memory is None for memory in memories)
+    return moments, run.buffers.grads.untyped_storage().nbytes() // 8
 
 
 def flipped_bit(worker: Worker, tp: int, dp: int, pp: int, zero: int, what: str) -> str:

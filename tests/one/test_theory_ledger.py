@@ -54,6 +54,15 @@ PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama-tiny", {"dp": 4, "tp": 4, "zero": 1, "zero_group": 2, "sequence_parallel": True}, {}),
     ("gpt2-tiny", {"dp": 3, "pp": 2, "zero": 1}, {}),
     ("qwen3-tiny", {"dp": 2, "tp": 4, "zero": 1}, {}),
+    ("llama-tiny", {"dp": 4, "zero": 2}, {}),
+    ("llama-tiny", {"dp": 4, "tp": 2, "zero": 2, "zero_group": 2}, {"tie_embeddings": True}),
+    ("gpt2-tiny", {"dp": 2, "pp": 2, "zero": 2, "schedule": "zb-h1"}, {"num_layers": 3}),
+    (
+        "gpt2-tiny",
+        {"dp": 2, "pp": 2, "zero": 2, "num_chunks": 2, "schedule": "zb-v"},
+        {"num_layers": 4},
+    ),
+    ("qwen2-tiny", {"dp": 2, "pp": 2, "zero": 2, "num_chunks": 2, "schedule": "interleaved"}, {}),
     ("qwen3-tiny", {"tp": 2, "pp": 2, "schedule": "zb-h1", "sequence_parallel": True}, {}),
     ("olmo2-tiny", {"tp": 4, "dp": 2, "sequence_parallel": True}, {"num_kv_heads": 2}),
     (

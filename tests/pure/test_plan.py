@@ -281,7 +281,7 @@ def test_every_tp_rank_gets_whole_heads(tp, num_kv_heads, group):
         ({"cp": 2}, "cp 2"),
         ({"dp": 2, "ep": 2}, "ep 2"),
         ({"dp": 2, "etp": 2}, "etp 2"),
-        ({"zero": 2}, "zero 2 (allowed: 0 or 1)"),
+        ({"zero": 3}, "zero 3 (allowed: 0, 1 or 2)"),
         ({"recompute": "full"}, "recompute full (allowed: none)"),
     ],
 )

@@ -156,7 +156,7 @@ def test_partial_gradients_are_those_of_the_table(spec: ModelSpec) -> None:
     [
         ParallelPlan(cp=2),
         ParallelPlan(ep=2, dp=2),
-        ParallelPlan(zero=2),
+        ParallelPlan(zero=3),
     ],
 )
 def test_other_plans_are_refused(plan: ParallelPlan) -> None:

@@ -101,7 +101,7 @@ def step_collectives(
     of those of the buckets before it is complete; 3. with several sets of shards the sums of owned
     parts over them, the sums of a tied table over both its stages, then those over `tp` and over
     `tp_rep`; 4. the verdict of norm, loss and stop flag; 5. with ZeRO the gathers of parameters.
-    Raises PlanError where the plan has more than tp, pp and dp, or zero above 1.
+    Raises PlanError where the plan has more than tp, pp and dp, or zero 3.
     """
     _check(plan)
     layers = stage_layers(spec, plan)
@@ -120,7 +120,8 @@ def step_collectives(
             regather=plan.sequence_regather,
         )
         found += _collectives(action, stage, plan, shape, buckets)
-    found += buckets.late()
+    if plan.zero < 2:
+        found += buckets.late()
     held = sum(len(layers[stage]) for stage in stages)
     found += _sums(spec, plan, shape, held, stages)
     found.append(_make("all_reduce", "world", plan.world_size, "norm", 3 * 8))
@@ -154,7 +155,9 @@ def _collectives(
                 op, payload = ops[event.work]
                 yield _make(op, "tp", plan.tp, "backward", payload)
             else:
-                yield from buckets.deposit(event.name)
+                yield from buckets.deposit(event.name, action.stage)
+        if action.kind is not Kind.I:
+            yield from buckets.end(action.stage)
 
 
 _MESSAGES = {
@@ -267,40 +270,70 @@ def _squares(shape: StepShape) -> int:
 
 
 class _Buckets:
-    """Which buckets are complete: a parameter is after its last deposit of the step.
+    """Which buckets are complete: a parameter is after its last deposit of the step, with ZeRO 2 of
+    the microbatch.
 
-    Buckets start in their order: one that is complete early waits for those before it.
+    Buckets start in their order, with ZeRO 2 in that of their stage: one that is complete early
+    waits for those before it.
     """
 
     def __init__(
         self, spec: ModelSpec, plan: ParallelPlan, shape: StepShape, stages: Sequence[int]
     ) -> None:
         self._plan, self._shape = plan, shape
-        self._missing = [set(bucket.names) for bucket in shape.buckets]
-        self._left = Counter(
-            {name: shape.microbatches for bucket in shape.buckets for name in bucket.names}
-        )
-        if spec.tie_embeddings and {0, plan.num_stages - 1} <= set(stages):
-            self._left["embed.weight"] *= 2  # as table and as head
-        self._started = 0
+        both = spec.tie_embeddings and {0, plan.num_stages - 1} <= set(stages)
+        self._uses = {
+            name: 2 if both and plan.num_stages > 1 and name == "embed.weight" else 1
+            for bucket in shape.buckets
+            for name in bucket.names
+        }
+        if spec.tie_embeddings and plan.num_stages == 1:
+            self._uses |= {"embed.weight": 2} if "embed.weight" in self._uses else {}
+        rounds = 1 if plan.zero >= 2 else shape.microbatches
+        self._left = {name: uses * rounds for name, uses in self._uses.items()}
+        self._started: set[int] = set()
+        homes = {
+            one.name: [s for s in one.stages if s in stages] for one in param_table(spec, plan)
+        }
+        # What two stages of a rank share is complete with the earlier one.
+        self._stage = [min(homes[bucket.names[0]]) for bucket in shape.buckets]
 
-    def deposit(self, name: str) -> Iterator[Collective]:
+    def deposit(self, name: str, stage: int) -> Iterator[Collective]:
         """One more gradient of `name`; the reductions that start with it."""
+        if name not in self._left:
+            return
         self._left[name] -= 1
-        if self._left[name] == 0:
-            for names in self._missing:
-                names.discard(name)
-        while self._started < len(self._missing) and not self._missing[self._started]:
-            yield self._start()
+        if self._left[name] != 0:
+            return
+        for number in self._turn(stage):
+            if any(self._left[one] > 0 for one in self._shape.buckets[number].names):
+                return
+            yield self._start(number)
 
-    def late(self) -> Iterator[Collective]:
+    def end(self, stage: int) -> Iterator[Collective]:
+        """The weight gradients of a microbatch are made: with ZeRO 2 what is left starts."""
+        if self._plan.zero < 2:
+            return
+        yield from self.late(stage)
+        for number, home in enumerate(self._stage):
+            if home == stage:
+                self._started.discard(number)
+                for name in self._shape.buckets[number].names:
+                    self._left[name] += self._uses[name]
+
+    def late(self, stage: int = 0) -> Iterator[Collective]:
         """The reductions of buckets that never were complete."""
-        while self._started < len(self._missing):
-            yield self._start()
+        for number in list(self._turn(stage)):
+            yield self._start(number)
 
-    def _start(self) -> Collective:
-        payload = self._shape.buckets[self._started].elements * self._shape.wide_bytes
-        self._started += 1
+    def _turn(self, stage: int) -> Iterator[int]:
+        for number, home in enumerate(self._stage):
+            if number not in self._started and (self._plan.zero < 2 or home == stage):
+                yield number
+
+    def _start(self, number: int) -> Collective:
+        self._started.add(number)
+        payload = self._shape.buckets[number].elements * self._shape.wide_bytes
         if self._plan.zero:
             size = self._plan.size("shard")
             return _make("reduce_scatter", "shard", size, "gradients", payload)
@@ -317,5 +350,5 @@ def _check(plan: ParallelPlan) -> None:
             raise PlanError(
                 f"{axis} {plan.size(axis)}: expected collectives cover tp, pp and dp only"
             )
-    if plan.zero > 1:
-        raise PlanError(f"expected collectives cover zero 0 and 1, not {plan.zero}")
+    if plan.zero > 2:
+        raise PlanError(f"expected collectives cover zero 0 to 2, not {plan.zero}")
