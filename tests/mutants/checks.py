@@ -83,6 +83,7 @@ CHECKS = {
         "gpt2", 2, 1, seq_len=12, parallel={"sequence_parallel": True, "schedule": "zb-h1"}
     ),
     "llama zero dp2": _parity("llama", 1, 2, parallel={"zero": 1}),
+    "llama zero2 dp2": _parity("llama", 1, 2, parallel={"zero": 2}),
     "llama zero dp4": _parity("llama", 1, 4, parallel={"zero": 1, "zero_group": 2}),
     "gpt2 zero sequence": _parity(
         "gpt2", 2, 2, seq_len=12, parallel={"zero": 1, "sequence_parallel": True}

@@ -42,8 +42,16 @@ PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama-tiny", {"pp": 2, "tp": 2, "dp": 2}, {"num_layers": 3}),
     ("gpt2-tiny", {"pp": 3, "dp": 2}, {"num_layers": 5}),
     ("qwen3-tiny", {"pp": 2, "tp": 4, "schedule": "gpipe"}, {}),
-    ("gemma2-tiny", {"pp": 2, "dp": 2, "num_chunks": 2, "schedule": "interleaved"}, {}),
-    ("gpt2-tiny", {"pp": 1, "tp": 2, "num_chunks": 2, "schedule": "interleaved"}, {}),
+    (
+        "gemma2-tiny",
+        {"pp": 2, "dp": 2, "num_chunks": 2, "schedule": "interleaved"},
+        {"num_layers": 4},
+    ),
+    (
+        "gpt2-tiny",
+        {"pp": 1, "tp": 2, "num_chunks": 2, "schedule": "interleaved"},
+        {"num_layers": 4},
+    ),
     ("gpt2-tiny", {"pp": 2, "tp": 2, "schedule": "zb-h1"}, {}),
     ("olmo2-tiny", {"pp": 2, "dp": 2, "schedule": "zb-h2"}, {"tie_embeddings": True}),
     ("gpt2-tiny", {"pp": 2, "dp": 2, "num_chunks": 2, "schedule": "zb-v"}, {"num_layers": 4}),
@@ -62,7 +70,11 @@ PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"dp": 2, "pp": 2, "zero": 2, "num_chunks": 2, "schedule": "zb-v"},
         {"num_layers": 4},
     ),
-    ("qwen2-tiny", {"dp": 2, "pp": 2, "zero": 2, "num_chunks": 2, "schedule": "interleaved"}, {}),
+    (
+        "qwen2-tiny",
+        {"dp": 2, "pp": 2, "zero": 2, "num_chunks": 2, "schedule": "interleaved"},
+        {"num_layers": 4},
+    ),
     ("qwen3-tiny", {"tp": 2, "pp": 2, "schedule": "zb-h1", "sequence_parallel": True}, {}),
     ("olmo2-tiny", {"tp": 4, "dp": 2, "sequence_parallel": True}, {"num_kv_heads": 2}),
     (

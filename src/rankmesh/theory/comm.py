@@ -292,11 +292,12 @@ class _Buckets:
         rounds = 1 if plan.zero >= 2 else shape.microbatches
         self._left = {name: uses * rounds for name, uses in self._uses.items()}
         self._started: set[int] = set()
-        homes = {
-            one.name: [s for s in one.stages if s in stages] for one in param_table(spec, plan)
-        }
         # What two stages of a rank share is complete with the earlier one.
-        self._stage = [min(homes[bucket.names[0]]) for bucket in shape.buckets]
+        homes = {
+            one.name: min(set(one.stages) & set(stages), default=0)
+            for one in param_table(spec, plan)
+        }
+        self._stage = [homes.get(bucket.names[0], 0) for bucket in shape.buckets]
 
     def deposit(self, name: str, stage: int) -> Iterator[Collective]:
         """One more gradient of `name`; the reductions that start with it."""
