@@ -16,23 +16,29 @@ from rankmesh.specs.model import ModelSpec
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers of a pipeline stage; whether it has the embedding, and the head."""
+    """The layers of a pipeline stage; whether it has the embedding, and the head. again: for each
+    layer the stretches that are computed anew, as `ParallelPlan.recomputed` names them.
+    """
 
     spec: ModelSpec
     layers: range
     first: bool
     last: bool
+    again: tuple[frozenset[str], ...] = ()
 
 
 class Work(Enum):
     """SUM: of an input gradient over tp. SQUARES: of the gradient of mean squares over tp.
     PRODUCT: a weight gradient, which a split backward makes in W. DEPOSIT: any other gradient.
+    SUM_AGAIN, SQUARES_AGAIN: those of the forward pass, in a layer that is computed anew.
     """
 
     SUM = "sum"
     SQUARES = "squares"
     PRODUCT = "product"
     DEPOSIT = "deposit"
+    SUM_AGAIN = "sum again"
+    SQUARES_AGAIN = "squares again"
 
 
 @dataclass(frozen=True)
@@ -60,14 +66,19 @@ def _full(stage: Stage) -> Iterator[Event]:
         yield Event(Work.SUM)
         yield Event(Work.PRODUCT, "embed.weight" if spec.tie_embeddings else "head.weight")
         yield from _norm("norm")
-    for layer in reversed(stage.layers):
+    for position, layer in reversed(list(enumerate(stage.layers))):
         name = f"layers.{layer}"
+        again = stage.again[position] if stage.again else frozenset()
+        if "block" in again:
+            yield from _block_again(spec)
         yield from _norm(f"{name}.mlp_post_norm")
         yield from _product(f"{name}.mlp", "down")
         yield Event(Work.SUM)
         yield from _product(f"{name}.mlp", "gate", "up")
         yield from _norm(f"{name}.mlp_norm")
         yield from _norm(f"{name}.attn_post_norm")
+        if "attention" in again:
+            yield from _attention_again(spec)
         yield from _product(f"{name}.attn", "o")
         yield Event(Work.DEPOSIT, f"{name}.attn.qk_norm.k.weight")
         yield Event(Work.DEPOSIT, f"{name}.attn.qk_norm.q.weight")
@@ -79,6 +90,22 @@ def _full(stage: Stage) -> Iterator[Event]:
     if stage.first:
         yield Event(Work.DEPOSIT, "positions.weight")
         yield Event(Work.DEPOSIT, "embed.weight")
+
+
+def _block_again(spec: ModelSpec) -> Iterator[Event]:
+    """The second forward pass of a layer, at the start of its backward. It ends with the last
+    tensor that is needed: the input of `down`, or its output where a norm follows.
+    """
+    yield from _attention_again(spec)
+    yield Event(Work.SUM_AGAIN)
+    if spec.norm_place != "before":
+        yield Event(Work.SUM_AGAIN)
+
+
+def _attention_again(spec: ModelSpec) -> Iterator[Event]:
+    """That of attention alone ends with the input of `o`; an MLP's has no sum either."""
+    if spec.qk_norm == "all":
+        yield Event(Work.SQUARES_AGAIN)
 
 
 def _product(name: str, *outputs: str) -> Iterator[Event]:

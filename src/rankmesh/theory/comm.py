@@ -99,8 +99,13 @@ def step_collectives(
     buckets = _Buckets(spec, plan, shape, stages)
     found = [_make("all_reduce", "dp_cp", plan.dp, "count", 2 * 8)]
     for action in actions:
+        number = action.stage
         stage = Stage(
-            spec, layers[action.stage], action.stage == 0, action.stage == len(layers) - 1
+            spec,
+            layers[number],
+            first=number == 0,
+            last=number == len(layers) - 1,
+            again=tuple(plan.recomputed(number, i) for i in range(len(layers[number]))),
         )
         found += _collectives(action, stage, plan, shape, buckets)
     found += buckets.late()
@@ -126,6 +131,10 @@ def _collectives(
                 yield _make("all_reduce", "tp", plan.tp, "backward", stream)
             elif event.work is Work.SQUARES:
                 yield _make("all_reduce", "tp", plan.tp, "backward", _squares(shape))
+            elif event.work is Work.SUM_AGAIN:
+                yield _make("all_reduce", "tp", plan.tp, "forward", stream)
+            elif event.work is Work.SQUARES_AGAIN:
+                yield _make("all_reduce", "tp", plan.tp, "forward", _squares(shape))
             else:
                 yield from buckets.deposit(event.name)
 

@@ -18,7 +18,6 @@ _NOT_YET: tuple[tuple[Callable[[ParallelPlan], bool], str, str], ...] = (
     (lambda plan: plan.etp > 1, "etp", "1"),
     (lambda plan: plan.zero > 0, "zero", "0"),
     (lambda plan: plan.sequence_parallel, "sequence_parallel", "false"),
-    (lambda plan: plan.recompute != "none", "recompute", "none"),
 )
 
 
