@@ -48,6 +48,7 @@ def straight(pool: Pool, config: Path) -> Path:
     return job(pool, config, "straight", "one", 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "meshes",
     [("one", "zero", "slices", "V"), ("chunks", "odd", "one", "zero"), ("V", "chunks", "slices")],

@@ -65,6 +65,7 @@ def test_with_tensor_and_data_parallelism(
     prove(pool, tp, dp, pp, family=family, optimizer=ADAMW, model=DROPOUT | {"num_layers": pp + 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES_OF_ALL_KINDS)
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])
 def test_families_on_a_whole_mesh(pool: Pool, family: str, schedule: str, chunks: int) -> None:

@@ -34,6 +34,7 @@ def test_meshes(pool: Pool, family: str, tp: int, dp: int, pp: int, regather: bo
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("llama", "gpt2")])
 def test_families(pool: Pool, family: str) -> None:
     """Fewer KV heads than tp, norms of heads and around branches, tied tables."""

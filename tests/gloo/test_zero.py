@@ -33,6 +33,7 @@ def test_meshes(pool: Pool, family: str, zero: int, tp: int, dp: int, pp: int) -
     prove(pool, tp, dp, pp, family=family, optimizer=ADAMW, model=DROPOUT, parallel={"zero": zero})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("llama", "gpt2")])
 def test_families_in_slices(pool: Pool, family: str) -> None:
     """With sequence parallelism: gradients that are parts over tp, owned in parts over dp."""
@@ -64,6 +65,7 @@ def test_masked_labels(pool: Pool, mask: str) -> None:
     prove(pool, 1, 2, 1, family="llama", optimizer=ADAMW, mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "olmo2"])
 @pytest.mark.parametrize(("dtype", "zero"), [("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 1)])
 def test_16_bits(pool: Pool, family: str, dtype: str, zero: int) -> None:
@@ -106,6 +108,7 @@ def test_a_checkpoint_does_not_tell_the_level(pool: Pool, config: Path) -> None:
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_a_stopped_run_ends_as_an_unbroken_one(pool: Pool, config: Path, dtype: str) -> None:
     """Bit for bit: what is kept in fp32 is saved in fp32."""

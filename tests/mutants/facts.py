@@ -103,7 +103,7 @@ def dropout(worker: Worker) -> None:
         assert abs(differ - 2 * rate * (1 - rate)) < 0.02, f"masks: {part} changes {differ} of them"
     x = torch.randn(2, size, dtype=torch.float64).requires_grad_()
     up = torch.randn(2, size, dtype=torch.float64)
-    y = nn.dropout(x, nn.DropoutKey(1, 2, samples), 3, 1, index, rate)
+    y = nn.dropout(x, nn.DropoutKey(1, 2, samples), 3, 1, (index,), rate)
     y.backward(up)
     factor = base / (1 - rate)
     assert x.grad is not None

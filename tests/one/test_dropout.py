@@ -58,7 +58,7 @@ def test_backward_draws_the_same_mask() -> None:
     """
     x = torch.ones(2 * 7, 5, requires_grad=True)
     index = torch.arange(35).view(7, 5).repeat(2, 1)
-    y = dropout(x, key([8, 9]), 0, 1, index, 0.4)
+    y = dropout(x, key([8, 9]), 0, 1, (index,), 0.4)
     y.backward(torch.ones_like(y))
     assert x.grad is not None and torch.equal(x.grad, y.detach())
     values = {round(v, 4) for v in y.detach().unique().tolist()}
@@ -67,8 +67,8 @@ def test_backward_draws_the_same_mask() -> None:
 
 def test_no_key_no_mask() -> None:
     x = torch.ones(3, 4)
-    assert dropout(x, None, 0, 0, torch.arange(12).view(3, 4), 0.5) is x
-    assert dropout(x, key([1]), 0, 0, torch.arange(12).view(3, 4), 0.0) is x
+    assert dropout(x, None, 0, 0, (torch.arange(12).view(3, 4),), 0.5) is x
+    assert dropout(x, key([1]), 0, 0, (torch.arange(12).view(3, 4),), 0.0) is x
 
 
 def test_global_random_state_is_untouched() -> None:

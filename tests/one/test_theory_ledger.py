@@ -38,6 +38,7 @@ CASES: list[tuple[str, int, int, int, float, dict[str, Any]]] = [
 ]
 
 
+SELECTIVE = {"recompute": "selective"}
 PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama-tiny", {"pp": 2, "tp": 2, "dp": 2}, {"num_layers": 3}),
     ("gpt2-tiny", {"pp": 3, "dp": 2}, {"num_layers": 5}),
@@ -82,7 +83,32 @@ PIPELINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"tp": 2, "pp": 2, "num_chunks": 2, "schedule": "zb-v", "sequence_parallel": True},
         {"num_layers": 4},
     ),
-]
+    ("llama-tiny", {"tp": 2, "dp": 2, "recompute": "full"}, {}),
+    ("llama-tiny", {"tp": 2, "recompute": "full", "sequence_parallel": True}, {}),
+    (
+        "olmo2-tiny",
+        {"tp": 2, "dp": 2, "zero": 2, "recompute": "full", "sequence_parallel": True},
+        {},
+    ),
+    (
+        "gemma2-tiny",
+        {"tp": 2, "pp": 2, "schedule": "zb-h1", **SELECTIVE, "sequence_parallel": True,
+         "recompute_modules": ("attention", "mlp")},
+        {},
+    ),
+    ("gemma2-tiny", {"pp": 2, "tp": 2, "recompute": "full"}, {}),
+    ("olmo2-tiny", {"pp": 2, "tp": 2, "schedule": "zb-h1", "recompute": "full"}, {}),
+    ("gpt2-tiny", {"pp": 2, "tp": 2, "dp": 2, **SELECTIVE, "recompute_modules": ("norm",)}, {}),
+    ("olmo2-tiny", {"pp": 2, "tp": 2, **SELECTIVE, "recompute_modules": ("attention", "mlp")}, {}),
+    ("qwen3-tiny", {"pp": 2, "tp": 4, "num_chunks": 2, "schedule": "interleaved", **SELECTIVE},
+     {"num_layers": 4}),
+    (
+        "gpt2-tiny",
+        {"pp": 2, "tp": 2, "num_chunks": 2, "schedule": "zb-v", "recompute": "full",
+         "recompute_layers": (1, 0)},
+        {"num_layers": 8},
+    ),
+]  # fmt: skip
 
 
 def buckets_of(run: Run) -> tuple[Bucket, ...]:

@@ -18,6 +18,7 @@ from rankmesh.topology.fit import check_tokens
 from rankmesh.topology.plan import CP_KINDS, RECOMPUTE, SCHEDULES, near_divisors
 from tests.pure.plans import divisors, plans
 
+SELECTIVE = {"recompute": "selective"}
 MODEL = {"num_heads": 8, "num_kv_heads": 2, "ffn_size": 64, "vocab_size": 257, "num_layers": 4}
 
 
@@ -282,7 +283,6 @@ def test_every_tp_rank_gets_whole_heads(tp, num_kv_heads, group):
         ({"dp": 2, "ep": 2}, "ep 2"),
         ({"dp": 2, "etp": 2}, "etp 2"),
         ({"zero": 3}, "zero 3 (allowed: 0, 1 or 2)"),
-        ({"recompute": "full"}, "recompute full (allowed: none)"),
     ],
 )
 def test_what_this_release_cannot_run(fields, word):
@@ -303,6 +303,7 @@ def test_what_this_release_runs():
     check_release(
         ParallelPlan(pp=2, num_chunks=3, schedule="interleaved", layout=(0, 1, 1, 1, 1, 0))
     )
+    check_release(ParallelPlan(recompute="full", recompute_layers=(2,)))
     line = refusal(check_release, ParallelPlan(ep=2, dp=2, cp=2))
     assert "ep 2" in line and "cp 2" in line
 
@@ -318,6 +319,42 @@ def test_what_this_release_runs():
 def test_layouts_that_make_no_stages(fields, words):
     with pytest.raises(PlanError, match=re.escape(words)):
         ParallelPlan(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"recompute_layers": 2}, "recompute_layers [2] with recompute none: allowed with sel"),
+        ({"recompute": "full", "recompute_layers": (1, 2)}, "needed is one number, or one for"),
+        ({"recompute": "full", "recompute_layers": -1}, "-1 is no whole number of at least 0"),
+        ({"recompute": "full", "recompute_layers": (True,)}, "True is no whole number"),
+        ({"recompute_modules": ("mlp",)}, "recompute_modules mlp with recompute none: allowed"),
+        ({"recompute": "full", "recompute_modules": "norm"}, "norm with recompute full: allowed"),
+        ({**SELECTIVE, "recompute_modules": ("mpl",)}, "allowed are core, norm, activation, att"),
+        ({**SELECTIVE, "recompute_modules": ()}, "each once, and at least one"),
+        ({**SELECTIVE, "recompute_modules": ("mlp", "mlp")}, "each once, and at least one"),
+        ({**SELECTIVE, "recompute_modules": ("core", "attention")}, "attention holds core; name"),
+        ({**SELECTIVE, "recompute_modules": ("mlp", "activation")}, "mlp holds activation; name"),
+    ],
+)
+def test_what_cannot_be_recomputed(fields, words):
+    with pytest.raises(PlanError, match=re.escape(words)):
+        ParallelPlan(**fields)
+
+
+def test_what_is_recomputed():
+    """Names of stretches, by stage and place of a layer in it."""
+    assert ParallelPlan().recomputed(0, 0) == set()
+    assert ParallelPlan(recompute="full").recomputed(0, 99) == {"block"}
+    assert ParallelPlan(**SELECTIVE).recomputed(0, 0) == {"core"}
+    plan = ParallelPlan(
+        pp=2, num_chunks=2, schedule="interleaved", recompute="selective",
+        recompute_modules=["mlp", "norm"], recompute_layers=[2, 0],
+    )  # fmt: skip
+    assert [plan.recomputed(1, place) for place in (0, 1, 2)] == [{"mlp", "norm"}] * 2 + [set()]
+    assert plan.recomputed(2, 0) == set() == plan.recomputed(3, 0)
+    assert ParallelPlan(**plan.to_dict()) == plan
+    assert plan.to_dict()["recompute_layers"] == [2, 0]
 
 
 def test_a_layout_places_every_layer():

@@ -21,7 +21,8 @@ from rankmesh.config.fields import (
     refuse,
 )
 from rankmesh.config.model import ModelConfig
-from rankmesh.topology.plan import DENSE_AXES, RECOMPUTE, SCHEDULES
+from rankmesh.topology.plan import DENSE_AXES, SCHEDULES
+from rankmesh.topology.recompute import CORE, MODES, NAMES
 
 FORMAT_VERSION = 1
 
@@ -73,7 +74,15 @@ class ParallelConfig(Section):
         None, "ranks that share one set of shards; default: all dp * cp", COUNT
     )
     recompute: str = option(
-        "none", "activations that are computed anew in backward", OneOf(RECOMPUTE)
+        "none", "activations that are computed anew in backward; full = whole layers", OneOf(MODES)
+    )
+    recompute_modules: tuple[str, ...] = option(
+        CORE, "what selective computes anew; core is attention between its products", OneOf(NAMES)
+    )
+    recompute_layers: int | tuple[int, ...] | None = option(
+        None,
+        "in the first so many layers of each chunk, or one number for each; default: all",
+        NOT_NEGATIVE,
     )
     order: tuple[str, ...] = option(
         DENSE_AXES,

@@ -51,4 +51,5 @@ class Attention(Piece):
             q, k = self.qk_norm(q, k)
         if phases is not None:
             q, k = rotate(q, phases), rotate(k, phases)
-        return self.parts.row(self.parts.core(q, k, v, layout, self.options), self.o)
+        y = self.parts.run("core", self.parts.core, q, k, v, layout, self.options)
+        return self.parts.row(y, self.o)

@@ -8,10 +8,13 @@ single process's mask.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Index = tuple[Tensor, ...]
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -73,7 +76,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, key: DropoutKey, layer: int, site: int, index: Tensor, rate: float
+        ctx: Any, x: Tensor, key: DropoutKey, layer: int, site: int, index: Index, rate: float
     ) -> Tensor:
         ctx.draw = (key, layer, site, index, rate)
         return _masked(x, *ctx.draw)
@@ -83,18 +86,17 @@ class _Dropout(torch.autograd.Function):
         return _masked(grads[0], *ctx.draw), None, None, None, None, None
 
 
-def _masked(
-    x: Tensor, key: DropoutKey, layer: int, site: int, index: Tensor, rate: float
-) -> Tensor:
-    mask = keep_mask(key, layer, site, index.view(len(key.samples), -1), rate).view(x.shape)
+def _masked(x: Tensor, key: DropoutKey, layer: int, site: int, index: Index, rate: float) -> Tensor:
+    number = reduce(torch.add, index).view(len(key.samples), -1)
+    mask = keep_mask(key, layer, site, number, rate).view(x.shape)
     return x * mask.to(x.dtype).mul_(1.0 / (1.0 - rate))
 
 
 def dropout(
-    x: Tensor, key: DropoutKey | None, layer: int, site: int, index: Tensor, rate: float
+    x: Tensor, key: DropoutKey | None, layer: int, site: int, index: Index, rate: float
 ) -> Tensor:
-    """Drop elements of `x` with probability `rate`; `index` (x's shape) numbers each element in its
-    sample.
+    """Drop elements of `x` with probability `rate`; the sum of `index`, broadcast to x's shape,
+    numbers each element in its sample. Only the addends are kept for backward.
     """
     if key is None or rate == 0.0:
         return x

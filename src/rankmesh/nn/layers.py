@@ -6,6 +6,8 @@ matrix product, is decided by the `Parts` of the module.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,6 +34,39 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, hidden_size))
 
 
+class _RMSNorm(torch.autograd.Function):
+    """Keeps its input as it came and one number a row; torch's on the CPU keeps the normed rows
+    too, and widened copies of both.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True).add_(eps))
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normed = x * scale
+        product = grads[0] * normed
+        grad_weight = product.flatten(0, -2).sum(dim=0).to(weight.dtype)
+        mean = product.mul_(weight).mean(dim=-1, keepdim=True)
+        grad = (grads[0].to(scale.dtype) * weight).sub_(normed.mul_(mean)).mul_(scale)
+        return grad.to(x.dtype), grad_weight, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dim, in fp32 or wider, rounded to x's dtype at the end."""
+    if x.is_cuda:
+        # One kernel, which keeps as little.
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+    result: Tensor = _RMSNorm.apply(x, weight, eps)
+    return result
+
+
 class RMSNorm(Piece):
     """x / rms(x) * weight, statistics in fp32 or wider (Zhang and Sennrich 2019, arXiv:1910.07467,
     eq. 4).
@@ -43,8 +78,7 @@ class RMSNorm(Piece):
         self.weight = nn.Parameter(torch.empty(hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.parts.parameter(self.weight)
-        return F.rms_norm(x, weight.shape, weight, self.eps)
+        return rms_norm(x, self.parts.parameter(self.weight), self.eps)
 
 
 class RMSNorm1p(Piece):
@@ -60,7 +94,7 @@ class RMSNorm1p(Piece):
     def forward(self, x: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         weight = self.parts.parameter(self.weight).to(wide) + 1.0
-        return F.rms_norm(x.to(wide), weight.shape, weight, self.eps).to(x.dtype)
+        return rms_norm(x, weight, self.eps)
 
 
 class LayerNorm(Piece):

@@ -49,6 +49,11 @@ class _Gated(torch.autograd.Function):
         return act_backward(grad * up, gate), act(gate).mul_(grad), None
 
 
+def _gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    result: Tensor = _Gated.apply(gate, up, kind)
+    return result
+
+
 class MLP(Piece):
     """x [N, H] -> [N, H] through ffn_size features."""
 
@@ -66,8 +71,9 @@ class MLP(Piece):
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is not None:
             gate, up = self.parts.column(x, (self.gate, self.up))
-            y: Tensor = _Gated.apply(gate, up, self.activation)
+            y = self.parts.run("activation", _gated, gate, up, self.activation)
         else:
             (up,) = self.parts.column(x, (self.up,))
-            y = F.gelu(up, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+            shape = "tanh" if self.activation == "gelu_tanh" else "none"
+            y = self.parts.run("activation", partial(F.gelu, approximate=shape), up)
         return self.parts.row(y, self.down)

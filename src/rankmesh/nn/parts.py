@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,6 +27,7 @@ Lookup = Callable[[Tensor, Tensor], Tensor]
 Core = Callable[[Tensor, Tensor, Tensor, "Layout", AttentionOptions], Tensor]
 HeadMeans = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
 HeadLoss = Callable[[Tensor, Tensor, Tensor, LossOptions], Tensor]
+Run = Callable[..., Any]
 
 
 def plain_column(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
@@ -71,6 +72,11 @@ def plain_stream(x: Tensor) -> Tensor:
     return x
 
 
+def plain_run(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)`; `name` says which stretch of a layer that is."""
+    return function(*args)
+
+
 @dataclass(frozen=True)
 class Parts:
     """The swappable operations of a model; the defaults are single-device code.
@@ -79,7 +85,9 @@ class Parts:
     residual. lookup: token or position table. parameter: a norm weight or bias entering the graph.
     head_means: means over elements of all heads. core: attention of q [N, heads, D], k, v [N,
     kv_heads, D]. head_loss, logits: head with and
-    without the loss. enter, leave: borders of the residual stream.
+    without the loss. enter, leave: borders of the residual stream. run: a stretch of a layer:
+    "block", "attention", "mlp", "core", or a "norm" or "activation" whose result goes into a
+    product and nowhere else.
     """
 
     column: Column = plain_column
@@ -93,6 +101,7 @@ class Parts:
     logits: Callable[[Tensor, Tensor], Tensor] = plain_logits
     enter: Callable[[Tensor], Tensor] = plain_stream
     leave: Callable[[Tensor], Tensor] = plain_stream
+    run: Run = plain_run
 
 
 class Piece(nn.Module):
@@ -107,3 +116,9 @@ class Piece(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.parts = Parts()
+
+    def use(self, parts: Parts) -> None:
+        """Hand `parts` to this module and to every one inside it."""
+        for module in self.modules():
+            if isinstance(module, Piece):
+                module.parts = parts

@@ -11,7 +11,7 @@ window.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from rankmesh.nn.softcap import soft_cap
 
 if TYPE_CHECKING:
     from rankmesh.nn.layout import Layout
+
+_aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,26 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Attentio
     return rows[:, :length].flatten(0, 1)
 
 
+class _Softmax(torch.autograd.Function):
+    """Softmax over what is not hidden, in the dtype of the scores. Only the result is kept, as it
+    is handed out: where it is 0, so is the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.wide = scores.dtype
+        probs = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1).to(dtype)
+        ctx.save_for_backward(probs)
+        return probs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (probs,) = ctx.saved_tensors
+        wide = ctx.wide
+        grad = _aten._softmax_backward_data(grads[0].to(wide), probs.to(wide), -1, wide)
+        return grad, None, None
+
+
 def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: AttentionOptions) -> Tensor:
     """The path that makes the scores [B, h, T, T]; cap and softmax in fp32 or wider."""
     heads, length = q.shape[1], layout.length
@@ -122,11 +144,11 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Attentio
     scores = scores.to(torch.promote_types(q.dtype, torch.float32))
     if options.softcap:
         scores = soft_cap(scores, options.softcap)
-    probs = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1).to(q.dtype)
+    probs: Tensor = _Softmax.apply(scores, hidden, q.dtype)
     if not options.dropout or layout.dropout is None:
         return probs @ v
     head = torch.arange(options.first_head, options.first_head + heads, device=q.device)
-    index = (head.view(1, -1, 1, 1) * length + query) * length + key
+    index = ((head.view(1, -1, 1, 1) * length + query) * length, key)
     return dropout(probs, layout.dropout, options.layer, options.site, index, options.dropout) @ v
 
 

@@ -18,7 +18,7 @@ from rankmesh.nn.layers import Embedding, LayerNorm, Linear, RMSNorm, RMSNorm1p
 from rankmesh.nn.layout import Layout
 from rankmesh.nn.loss import LossOptions
 from rankmesh.nn.mlp import MLP
-from rankmesh.nn.parts import Parts, Piece
+from rankmesh.nn.parts import Piece
 from rankmesh.nn.rotary import Phases, Rotary
 from rankmesh.nn.softcap import soft_cap
 
@@ -30,7 +30,7 @@ def _residual_dropout(x: Tensor, layout: Layout, layer: int, site: int, rate: fl
     if layout.dropout is None or rate == 0.0:
         return x
     hidden = x.shape[-1]
-    index = layout.stream_index.unsqueeze(1) * hidden + torch.arange(hidden, device=x.device)
+    index = (layout.stream_index.unsqueeze(1) * hidden, torch.arange(hidden, device=x.device))
     return dropout(x, layout.stream_key, layer, site, index, rate)
 
 
@@ -68,9 +68,19 @@ class Block(Piece):
     def forward(
         self, x: Tensor, phases: Phases | None, layout: Layout
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        y = self.attn_post_norm(self.attn(self.attn_norm(x), phases, layout))
+        result: tuple[Tensor, tuple[Tensor, ...]] = self.parts.run(
+            "block", self._branches, x, phases, layout
+        )
+        return result
+
+    def _branches(
+        self, x: Tensor, phases: Phases | None, layout: Layout
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        run = self.parts.run
+        y = run("attention", self.attn, run("norm", self.attn_norm, x), phases, layout)
+        y = self.attn_post_norm(y)
         x = x + _residual_dropout(y, layout, self.number, _ATTENTION_SITE, self.dropout)
-        y = self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+        y = self.mlp_post_norm(run("mlp", self.mlp, run("norm", self.mlp_norm, x)))
         return x + _residual_dropout(y, layout, self.number, _MLP_SITE, self.dropout), ()
 
 
@@ -108,12 +118,6 @@ class Transformer(Piece):
         self.dropout = dropout
         self.embed_scale = embed_scale
         self.logit_softcap = logit_softcap
-
-    def use(self, parts: Parts) -> None:
-        """Hand `parts` to every module of the model."""
-        for module in self.modules():
-            if isinstance(module, Piece):
-                module.parts = parts
 
     def blocks(self) -> Iterator[Block]:
         """The layers that are here, in order."""

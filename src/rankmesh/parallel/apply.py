@@ -2,8 +2,9 @@
 applied, in order.
 
 1. buffers: the local slices of every parameter in one piece of memory; 2. tensor parallelism: parts
-that issue collectives over tp; 3. data parallelism: buckets reduced over the replicas. Size 1 is
-the same code. Pipeline stages are cut before, when the models are built.
+that issue collectives over tp; 3. recomputation around them; 4. data parallelism: buckets reduced
+over the replicas. Size 1 is the same code. Pipeline stages are cut before, when the models are
+built.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rankmesh.parallel.heads import HeadMeans
 from rankmesh.parallel.later import Later
 from rankmesh.parallel.linear import ColumnProducts, Deposits, Product, RowProducts
 from rankmesh.parallel.placing import Hold, lay_out
+from rankmesh.parallel.recompute import recompute
 from rankmesh.parallel.slots import Slot
 from rankmesh.parallel.vocabulary import Rows, TableLookup, VocabularyHead
 from rankmesh.topology.params import ParamSpec, ParamTable, Shard, Slices
@@ -81,6 +83,10 @@ def parallelize(
     for chunk in chunks:
         _number_heads(chunk.model, table, mesh)
         chunk.model.use(_parts(chunk.model, buffers, mesh, later))
+        for position, block in enumerate(chunk.model.blocks()):
+            names = mesh.plan.recomputed(chunk.stage, position)
+            if names:
+                recompute(block, names)
     return Parallel(tuple(chunks), buffers, later)
 
 

@@ -17,7 +17,8 @@ from rankmesh.specs.model import ModelSpec
 @dataclass(frozen=True)
 class Stage:
     """The layers of a pipeline stage; whether it has the embedding, and the head. sequence: whether
-    the stream is held in slices; regather: whether inputs are kept as slices too.
+    the stream is held in slices; regather: whether inputs are kept as slices too. again: for each
+    layer the stretches that are computed anew, as `ParallelPlan.recomputed` names them.
     """
 
     spec: ModelSpec
@@ -26,12 +27,15 @@ class Stage:
     last: bool
     sequence: bool = False
     regather: bool = True
+    again: tuple[frozenset[str], ...] = ()
 
 
 class Work(Enum):
     """SUM: of an input gradient over tp. SQUARES: of the gradient of mean squares over tp.
     GATHER: of an output gradient that is a slice. REGATHER: of an input that was kept as a slice;
     PRODUCT: a weight gradient: a split backward does both in W. DEPOSIT: any other gradient.
+    GATHER_AGAIN, SUM_AGAIN, SQUARES_AGAIN: those of the forward pass, in a layer that is computed
+    anew.
     """
 
     SUM = "sum"
@@ -40,6 +44,13 @@ class Work(Enum):
     SQUARES = "squares"
     PRODUCT = "product"
     DEPOSIT = "deposit"
+    GATHER_AGAIN = "gather again"
+    SUM_AGAIN = "sum again"
+    SQUARES_AGAIN = "squares again"
+
+
+# Of the forward pass, in a layer that is computed anew.
+AGAIN = (Work.GATHER_AGAIN, Work.SUM_AGAIN, Work.SQUARES_AGAIN)
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ def backward_events(stage: Stage, kind: Kind) -> Iterator[Event]:
     """Those of B, I or W. Names that a spec does not have do no harm."""
     late, absent = (Work.PRODUCT, Work.REGATHER), set[Work]()
     if not stage.sequence:
-        absent.add(Work.GATHER)
+        absent |= {Work.GATHER, Work.GATHER_AGAIN}
     if not (stage.sequence and stage.regather):
         absent.add(Work.REGATHER)
     for event in _full(stage):
@@ -73,9 +84,14 @@ def _full(stage: Stage) -> Iterator[Event]:
         yield Event(Work.REGATHER)
         yield Event(Work.PRODUCT, "embed.weight" if spec.tie_embeddings else "head.weight")
         yield from _norm("norm")
-    for layer in reversed(stage.layers):
+    for position, layer in reversed(list(enumerate(stage.layers))):
         name = f"layers.{layer}"
+        again = stage.again[position] if stage.again else frozenset()
+        if "block" in again:
+            yield from _block_again(spec)
         yield from _norm(f"{name}.mlp_post_norm")
+        if "mlp" in again:
+            yield Event(Work.GATHER_AGAIN)
         yield Event(Work.GATHER)
         yield from _product(f"{name}.mlp", "down")
         yield Event(Work.SUM)
@@ -83,6 +99,8 @@ def _full(stage: Stage) -> Iterator[Event]:
         yield from _product(f"{name}.mlp", "gate", "up")
         yield from _norm(f"{name}.mlp_norm")
         yield from _norm(f"{name}.attn_post_norm")
+        if "attention" in again:
+            yield from _attention_again(spec)
         yield Event(Work.GATHER)
         yield from _product(f"{name}.attn", "o")
         yield Event(Work.DEPOSIT, f"{name}.attn.qk_norm.k.weight")
@@ -97,6 +115,24 @@ def _full(stage: Stage) -> Iterator[Event]:
         yield Event(Work.DEPOSIT, "positions.weight")
         yield Event(Work.GATHER)
         yield Event(Work.DEPOSIT, "embed.weight")
+
+
+def _block_again(spec: ModelSpec) -> Iterator[Event]:
+    """The second forward pass of a layer, at the start of its backward. It ends with the last
+    tensor that is needed: the input of `down`, or its output where a norm follows.
+    """
+    yield from _attention_again(spec)
+    yield Event(Work.SUM_AGAIN)
+    yield Event(Work.GATHER_AGAIN)
+    if spec.norm_place != "before":
+        yield Event(Work.SUM_AGAIN)
+
+
+def _attention_again(spec: ModelSpec) -> Iterator[Event]:
+    """That of attention alone ends with the input of `o`; an MLP's has no sum either."""
+    yield Event(Work.GATHER_AGAIN)
+    if spec.qk_norm == "all":
+        yield Event(Work.SQUARES_AGAIN)
 
 
 def _product(name: str, *outputs: str) -> Iterator[Event]:

@@ -16,7 +16,7 @@ from rankmesh.errors import PlanError
 from rankmesh.schedule import Action, Kind, build_schedule, with_communication
 from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import param_table, stage_layers
-from rankmesh.theory.backward import Stage, Work, backward_events
+from rankmesh.theory.backward import AGAIN, Stage, Work, backward_events
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.topology.split import even
 
@@ -111,13 +111,15 @@ def step_collectives(
     buckets = _Buckets(spec, plan, shape, stages)
     found = [_make("all_reduce", "dp_cp", plan.dp, "count", 2 * 8)]
     for action in actions:
+        number = action.stage
         stage = Stage(
             spec,
-            layers[action.stage],
-            first=action.stage == 0,
-            last=action.stage == len(layers) - 1,
+            layers[number],
+            first=number == 0,
+            last=number == len(layers) - 1,
             sequence=plan.sequence_parallel and plan.tp > 1,
             regather=plan.sequence_regather,
+            again=tuple(plan.recomputed(number, i) for i in range(len(layers[number]))),
         )
         found += _collectives(action, stage, plan, shape, buckets)
     if plan.zero < 2:
@@ -149,11 +151,15 @@ def _collectives(
             Work.GATHER: ("all_gather", stream),
             Work.REGATHER: ("all_gather", stream),
             Work.SQUARES: ("all_reduce", _squares(shape)),
+            Work.GATHER_AGAIN: ("all_gather", stream),
+            Work.SUM_AGAIN: ("reduce_scatter" if stage.sequence else "all_reduce", stream),
+            Work.SQUARES_AGAIN: ("all_reduce", _squares(shape)),
         }
         for event in backward_events(stage, action.kind):
             if event.work in ops:
                 op, payload = ops[event.work]
-                yield _make(op, "tp", plan.tp, "backward", payload)
+                phase = "forward" if event.work in AGAIN else "backward"
+                yield _make(op, "tp", plan.tp, phase, payload)
             else:
                 yield from buckets.deposit(event.name, action.stage)
         if action.kind is not Kind.I:

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rankmesh.errors import PlanError
+from rankmesh.topology.recompute import CORE, check_recompute, stretches
+from rankmesh.topology.recompute import MODES as RECOMPUTE
 
 DENSE_AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp", "pp")
 CP_KINDS = ("ring", "all-gather", "ulysses")
-RECOMPUTE = ("none", "selective", "full")
 # Schedule -> the num_chunks it runs; None for any.
 SCHEDULES: Mapping[str, int | None] = {
     "1f1b": 1,
@@ -54,6 +55,10 @@ class ParallelPlan:
     None for all of them. cp_kind: how attention crosses cp. cp_ulysses: neighbouring cp ranks that
     exchange heads, the rest being the ring; with cp_kind "ulysses" it is all of cp. order: the
     dense axes, fastest-varying first.
+
+    recompute: what is computed anew in backward: "none", "full" (whole layers) or "selective",
+    which are the recompute_modules. recompute_layers: in how many layers of
+    each chunk, from its first on; one number for all chunks or one for each; None for all layers.
     """
 
     tp: int = 1
@@ -72,6 +77,8 @@ class ParallelPlan:
     sequence_parallel: bool = False
     sequence_regather: bool = True
     recompute: str = "none"
+    recompute_layers: tuple[int, ...] | None = None
+    recompute_modules: tuple[str, ...] = CORE
     order: tuple[str, ...] = DENSE_AXES
 
     def __post_init__(self) -> None:
@@ -82,6 +89,7 @@ class ParallelPlan:
         _check_context(self)
         _check_expert(self)
         _check_zero_group(self)
+        _check_recompute(self)
 
     @classmethod
     def for_world(cls, world_size: int, **fields: Any) -> ParallelPlan:
@@ -143,10 +151,19 @@ class ParallelPlan:
             raise PlanError(f"unknown axis {name!r}; allowed: {known}")
         return derived[name]
 
+    def recomputed(self, stage: int, position: int) -> frozenset[str]:
+        """The stretches of a stage's layer, its `position`-th, that are computed anew in backward:
+        none, {"block"}, or names of modules.
+        """
+        limits = self.recompute_layers
+        if limits is not None and position >= limits[min(stage // self.pp, len(limits) - 1)]:
+            return frozenset()
+        return stretches(self.recompute, self.recompute_modules)
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values for JSON; `ParallelPlan(**plan.to_dict())` equals the plan."""
-        layout = None if self.layout is None else list(self.layout)
-        return {**asdict(self), "order": list(self.order), "layout": layout}
+        values = asdict(self)
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
     def __str__(self) -> str:
         """The axes that are split, e.g. "tp 2 dp 4"; "one rank" where none is."""
@@ -251,6 +268,15 @@ def _check_expert(plan: ParallelPlan) -> None:
         f"etp {plan.etp} * ep {plan.ep} = {plan.etp * plan.ep} does not divide the stage's "
         f"tp {plan.tp} * cp {plan.cp} * dp {plan.dp} = {stage} ranks; nearest: {' or '.join(near)}"
     )
+
+
+def _check_recompute(plan: ParallelPlan) -> None:
+    for name in ("recompute_layers", "recompute_modules"):
+        value = getattr(plan, name)
+        if isinstance(value, int | str):
+            value = (value,)
+        object.__setattr__(plan, name, None if value is None else tuple(value))
+    check_recompute(plan.recompute, plan.recompute_layers, plan.recompute_modules, plan.num_chunks)
 
 
 def _check_zero_group(plan: ParallelPlan) -> None:

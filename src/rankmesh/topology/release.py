@@ -17,7 +17,6 @@ _NOT_YET: tuple[tuple[Callable[[ParallelPlan], bool], str, str], ...] = (
     (lambda plan: plan.ep > 1, "ep", "1"),
     (lambda plan: plan.etp > 1, "etp", "1"),
     (lambda plan: plan.zero > 2, "zero", "0, 1 or 2"),
-    (lambda plan: plan.recompute != "none", "recompute", "none"),
 )
 
 
