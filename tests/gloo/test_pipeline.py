@@ -76,6 +76,19 @@ def test_families_on_a_whole_mesh(pool: Pool, family: str, schedule: str, chunks
     )  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("gpipe", 1), ("zb-h1", 1), ("dualpipe-v", 2), ("zb-v", 2)]
+)
+def test_other_schedules_on_a_whole_mesh(pool: Pool, schedule: str, chunks: int) -> None:
+    """dp 2 x tp 2 x pp 2, a tied table in a family that has none by itself."""
+    prove(
+        pool, 2, 2, 2, family="llama", optimizer=ADAMW,
+        model=DROPOUT | {"num_layers": 2 * chunks + 1, "tie_embeddings": True},
+        parallel={"schedule": schedule, "num_chunks": chunks},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("chunks", [1, 2])

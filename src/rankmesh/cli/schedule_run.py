@@ -34,8 +34,10 @@ from rankmesh.schedule import (
 
 # Each stage and microbatch has up to three actions: more than this would only fill memory.
 MOST = 1 << 17
-# The other schedules stand beside it up to here: building all of them takes a few seconds.
-COMPARED = 1 << 14
+# The other schedules stand beside it up to here: building all of them takes some seconds.
+COMPARED = 1 << 13
+# No cost is smaller; a share of one may be.
+LEAST_COST = 1e-100
 # Output that no terminal shows has this width.
 PLAIN_WIDTH = 100
 STYLES = {"F": "black on bright_blue", "B": "black on green", "I": "black on yellow",
@@ -185,7 +187,8 @@ def _comparison(name: str, timeline: Timeline, costs: Costs, size: tuple[int, in
             continue
         count = fixed or max(chunks, 2)
         share = chunks / count
-        scaled = Costs(costs.f * share, costs.i * share, costs.w * share, costs.send)
+        f, i, w = (max(cost * share, LEAST_COST) for cost in (costs.f, costs.i, costs.w))
+        scaled = Costs(f, i, w, costs.send)
         schedule = build_schedule(other, ranks, count, microbatches)
         _add(table, other, count, simulate(schedule, scaled))
     return table

@@ -32,8 +32,8 @@ from rankmesh.obs.tracefile import (
     trace_folder,
 )
 from rankmesh.obs.tracemerge import aligned
-from rankmesh.report.timeline import costs_of, measured, simulated
-from rankmesh.schedule import Timeline, draw_svg, draw_text
+from rankmesh.report.timeline import costs_of, measured, order_of, simulated
+from rankmesh.schedule import Timeline, check_schedule, draw_svg, draw_text
 from rankmesh.theory.bubble import textbook_bubble
 from rankmesh.topology.plan import ParallelPlan
 from rankmesh.topology.ranks import coordinate, rank_of
@@ -144,15 +144,25 @@ def compare(replica: Sequence[RankTrace], attempt: Attempt, chosen: Sequence[int
     pipeline ranks in order.
     """
     earlier = tuple(step for step in _common_steps(replica) if step < chosen[0])
-    timelines = {step: measured(replica, step) for step in chosen}
+    timelines = {step: _measured(replica, attempt.plan, step) for step in chosen}
     simulations = {}
     if earlier:
-        costs = costs_of([measured(replica, step) for step in earlier])
+        costs = costs_of([_measured(replica, attempt.plan, step) for step in earlier])
         simulations = {step: simulated(found, costs) for step, found in timelines.items()}
     microbatches = _microbatches(timelines[chosen[0]])
     plan = attempt.plan
     textbook = textbook_bubble(attempt.schedule, plan.pp, plan.num_chunks, microbatches)
     return Comparison(timelines, simulations, earlier, textbook)
+
+
+def _measured(replica: Sequence[RankTrace], plan: ParallelPlan, step: int) -> Timeline:
+    """The timeline of a step, whose actions must make a schedule of the plan."""
+    timeline = measured(replica, step)
+    try:
+        check_schedule(order_of(timeline), plan.num_stages, _microbatches(timeline))
+    except PlanError as error:
+        raise UserError(f"step {step}: what was traced is no schedule: {error}") from None
+    return timeline
 
 
 def _common_steps(replica: Sequence[RankTrace]) -> list[int]:
@@ -260,7 +270,8 @@ def _print(title: str, attempt: Attempt, found: Comparison, merged: Path) -> Non
     console.print(draw_text(found.measured[found.drawn], console.width), soft_wrap=True)
     console.print(_table(found))
     if found.costs_from:
-        console.print(f"simulated: from times of steps {_numbers(found.costs_from)}")
+        steps = "step" if len(found.costs_from) == 1 else "steps"
+        console.print(f"simulated: from times of {steps} {_numbers(found.costs_from)}")
     else:
         console.print(f"simulated: needs a traced step before step {min(found.measured)}")
     if attempt.missing:

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -209,7 +210,7 @@ class Handle:
         try:
             self.work.wait()
         except RuntimeError as error:
-            raise MeshError(f"{self.label} failed: {str(error).splitlines()[0]}") from error
+            raise MeshError(f"{self.label} failed: {_reason(error)}") from error
         finally:
             self.work, self.tensors = None, ()
             self.mark.close()
@@ -316,7 +317,7 @@ class Seam:
         try:
             works = self._transport.hops(hops, group)
         except RuntimeError as error:
-            raise MeshError(f"{labels[0]} failed: {str(error).splitlines()[0]}") from error
+            raise MeshError(f"{labels[0]} failed: {_reason(error)}") from error
         return [
             Handle(work, label, group.name, self.ledger, (hop.tensor,), mark)
             for work, label, hop, mark in zip(works, labels, hops, marks, strict=True)
@@ -338,7 +339,7 @@ class Seam:
         try:
             work = getattr(self._transport, op)(*args)
         except RuntimeError as error:
-            raise MeshError(f"{label} failed: {str(error).splitlines()[0]}") from error
+            raise MeshError(f"{label} failed: {_reason(error)}") from error
         return Handle(work, label, group.name, self.ledger, tensors, mark)
 
     def _mark(self, op: str, group: Group, phase: str, full: Tensor, **more: str) -> Mark:
@@ -346,6 +347,11 @@ class Seam:
         return self._trace.open(
             COMMUNICATION, op, axis=group.name, phase=phase, bytes=_bytes(full), **more
         )
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first line of torch's words, without the place in its sources."""
+    return re.sub(r"^\[[^\]]*\.(cc|cpp|h):\d+\]\s*", "", str(error).splitlines()[0])
 
 
 def _short(ranks: tuple[int, ...]) -> str:

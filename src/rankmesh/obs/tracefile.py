@@ -131,7 +131,7 @@ def read_trace(path: Path) -> RankTrace:
         events = [event for event in found["traceEvents"] if event["ph"] == "X"]
         spans = sorted((_span(event) for event in events), key=lambda span: span.start)
         return RankTrace(int(found["rank"]), int(found["attempt"]), tuple(spans))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: is no trace of a rank: {error!r}") from error
 
 

@@ -16,9 +16,7 @@ from torch import Tensor
 from rankmesh.nn import Layout, LossOptions, Transformer
 from rankmesh.parallel.apply import Parallel
 from rankmesh.parallel.hops import Arrival, Hops, Key
-from rankmesh.schedule.actions import Action, Kind
-
-COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+from rankmesh.schedule.actions import COMPUTE, Action, Kind
 
 # Entered around every computing action.
 Watch = Callable[[Action], AbstractContextManager[object]]

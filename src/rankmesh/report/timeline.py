@@ -14,7 +14,7 @@ from statistics import median
 from rankmesh.errors import UserError
 from rankmesh.obs.trace import COMPUTE, TraceSpan
 from rankmesh.obs.tracefile import RankTrace
-from rankmesh.schedule import Action, Costs, Kind, Schedule, Span, Timeline, simulate
+from rankmesh.schedule import Action, Costs, Kind, Schedule, Span, Timeline, actions, simulate
 from rankmesh.schedule.waits import Waits
 
 
@@ -50,11 +50,12 @@ def _spans(trace: RankTrace, step: int, begin: int) -> Iterator[Span]:
     end, seen = begin, set()
     for span in found:
         key = tuple(span.args.get(name) for name in ("kind", "stage", "microbatch"))
-        if None in key or key in seen or span.start < end:
+        kind, stage, microbatch = key
+        sound = kind in actions.COMPUTE and isinstance(stage, int) and isinstance(microbatch, int)
+        if not sound or key in seen or span.start < end:
             raise UserError(f"step {step}: rank {trace.rank} recorded {span.name} amiss")
         seen.add(key)
         end = span.end
-        kind, stage, microbatch = key
         start_ms, end_ms = (span.start - begin) / 1e6, (span.end - begin) / 1e6
         yield Span(Kind(str(kind)), int(stage or 0), int(microbatch or 0), start_ms, end_ms)
 

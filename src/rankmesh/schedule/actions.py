@@ -30,9 +30,6 @@ class Kind(StrEnum):
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
-COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
-
-
 @dataclass(frozen=True, slots=True)
 class Action:
     """One thing that a pipeline rank does: `kind` of `microbatch` on `stage`, both from 0."""

@@ -60,13 +60,17 @@ def play(schedule: Schedule, able: Callable[[int, int, Action], bool]) -> None:
     needs is missing, and says whether it did. Raises PlanError that names where ranks stand still.
     """
     places = [0] * len(schedule)
+    ranks = list(range(len(schedule)))
     moved = True
     while moved:
         moved = False
-        for rank, actions in enumerate(schedule):
+        for rank in ranks:
+            actions = schedule[rank]
             while places[rank] < len(actions) and able(rank, places[rank], actions[places[rank]]):
                 places[rank] += 1
                 moved = True
+        # Forward passes go down the ranks, backward passes up: one sweep each.
+        ranks.reverse()
     stuck = [
         f"rank {rank} at {actions[place]}"
         for rank, (actions, place) in enumerate(zip(schedule, places, strict=True))

@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from rankmesh.comm import environ
+from rankmesh.comm.exchange import span
 from rankmesh.comm.failure import first_failure
 from rankmesh.errors import RankmeshError, reason
 from rankmesh.obs.log import QuietFileHandler
@@ -257,6 +258,11 @@ def _explain(failures: Mapping[int, ProcessFailure], folder: Path) -> tuple[str,
         # SIGTERM is what the agent ends the others with; a record has a file.
         if one.exitcode != -signal.SIGTERM and not Path(one.error_file).is_file()
     }
+    killed = [rank for rank, one in mute.items() if one.exitcode == -signal.SIGKILL]
+    if first is not None and "timed out" in first.line.lower() and len(killed) == len(mute):
+        # Who does not answer any more is killed by the agent, long after the others gave up.
+        silent = f"; {span(killed)} did not answer and was killed" if killed else ""
+        return f"{first.line}{silent}", first.code
     if mute:
         rank = min(mute, key=lambda rank: (mute[rank].exitcode > 0, mute[rank].timestamp, rank))
         return f"rank {rank} {_ending(rank, mute[rank].exitcode, folder)}; logs: {folder}", (

@@ -40,7 +40,13 @@ def training_schedule(config: ParallelConfig, plan: ParallelPlan, microbatches: 
             config.schedule_memory,
         )
     schedule = with_communication(actions)
-    check_schedule(schedule, plan.num_stages, microbatches)
+    try:
+        check_schedule(schedule, plan.num_stages, microbatches)
+    except PlanError as error:
+        if config.schedule_file is None:
+            raise
+        step = f"a step of {microbatches} microbatches on {plan.num_stages} stages"
+        raise PlanError(f"{config.schedule_file}: does not fit {step}: {error}") from None
     return schedule
 
 
