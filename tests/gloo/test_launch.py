@@ -12,11 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from rankmesh.train.launch import launch, threads_per_rank, torchrun_line
+from rankmesh.comm.failure import Failure
+from rankmesh.train.launch import _explain, launch, threads_per_rank, torchrun_line
 from tests.gloo.launch_jobs import MODULE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -296,3 +299,21 @@ def test_slurm_variables_and_a_good_end(folder: Path) -> None:
         ranks.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment))
     assert [process.wait(timeout=90) for process in ranks] == [0, 0]
     assert (folder / "sum-0").read_text().startswith("3 ")
+
+
+def test_who_did_not_answer_is_named(tmp_path: Path) -> None:
+    """A rank that hangs for good is killed by the agent, long after the others' time-out: their
+    line counts, and it is no lack of memory.
+    """
+    text = "RECV_F (stage 2, microbatch 1) from pipeline rank 1 failed: Timed out waiting 8000ms"
+    failure = Failure(2, "here", "MeshError", text, 1, 1.0, known=True, by_peer=True)
+    record = tmp_path / "rank-00002.error.json"
+    message = {"rankmesh": asdict(failure), "message": text, "extraInfo": {"timestamp": "1"}}
+    record.write_text(json.dumps({"message": message}))
+    failures = {
+        1: ProcessFailure(1, 11, -signal.SIGKILL, str(tmp_path / "none")),
+        2: ProcessFailure(2, 12, 1, str(record)),
+    }
+    said, code = _explain(failures, tmp_path)
+    assert said == f"rank 2 (here): {text}; rank 1 did not answer and was killed"
+    assert code == 1

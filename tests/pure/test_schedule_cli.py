@@ -185,3 +185,10 @@ def test_the_command_does_not_load_torch():
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_least_cost_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """The comparison halves it and goes on."""
+    costs = "1e-100,1,1e-100,0"
+    assert main(["schedule", "--pp", "1", "--microbatches", "1", "--costs", costs]) == 0
+    assert "zb-v" in capsys.readouterr().out

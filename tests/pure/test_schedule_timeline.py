@@ -20,6 +20,7 @@ from rankmesh.schedule import (
     simulate,
     with_communication,
 )
+from rankmesh.schedule.waits import Waits, play
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
@@ -108,3 +109,21 @@ def test_as_plain_values():
 def test_a_circle_is_named():
     with pytest.raises(PlanError, match="waits for itself: rank 0 at B0.0"):
         simulate(((Action(B, 0, 0), Action(F, 0, 0)),), Costs())
+
+
+def test_a_chain_over_many_ranks_is_played_in_a_few_sweeps() -> None:
+    """2,000 ranks, one microbatch: forward down, backward up."""
+    looked = 0
+    schedule = build_schedule("1f1b", 2000, 1, 1)
+    waits, ended = Waits(schedule), set[Action]()
+
+    def able(rank: int, place: int, action: Action) -> bool:
+        nonlocal looked
+        looked += 1
+        if not ended.issuperset(waits(action)):
+            return False
+        ended.add(action)
+        return True
+
+    play(schedule, able)
+    assert len(ended) == 4000 and looked < 20_000

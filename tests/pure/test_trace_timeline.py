@@ -238,3 +238,27 @@ def test_wrong_folders_are_one_line(traced: Path, capsys: pytest.CaptureFixture[
     (traced / "ranks.json").unlink()
     assert main(["trace", str(traced)]) == 2
     assert "ranks.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"kind": "F"', '"kind": "Q"'),
+        ('"kind": "F"', '"kind": "SEND_F"'),
+        ('"stage": 2', '"stage": "x"'),
+        ('"stage": 2', '"stage": 7'),
+        ('"microbatch": 1', '"microbatch": 99'),
+    ],
+)
+def test_actions_that_make_no_schedule(
+    traced: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and no picture of it."""
+    path = traced / "trace" / "rank-0002-2.json"
+    whole = path.read_text()
+    spaced = whole if old in whole else whole.replace('":', '": ')
+    assert old in spaced
+    path.write_text(spaced.replace(old, new))
+    assert main(["trace", str(traced), "--step", "3"]) == 2
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1 and "step 3" in said.err and not said.out
