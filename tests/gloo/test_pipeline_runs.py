@@ -107,6 +107,7 @@ def test_a_schedule_that_cannot_be(config: Path, text: str, says: str) -> None:
     assert says in ran.stderr
 
 
+@pytest.mark.slow
 def test_verify_over_a_pipeline(config: Path) -> None:
     """The command that proves a user's own config does so for pipelines."""
     ran = subprocess.run(

@@ -33,6 +33,7 @@ def test_one_bit(pool: Pool, sizes: tuple[int, int, int], zero: int, what: str, 
         assert "replicas of one slice differ: rank 0 (" in line and "rank 1 (" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [["parallel.dp=2"], ["parallel.tp=2", "parallel.pp=2"]])
 def test_a_sound_run_passes(mesh: list[str], tmp_path: Path) -> None:
     """Through the command, after every step."""

@@ -226,7 +226,7 @@ def deferred(spec: ModelSpec, mode: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
     def release(later: Later, name: Any) -> None:
         kept = [work.args for work in later._kept[name]]
-        tensors = [tensor for grads, x in kept for tensor in (*grads, x)]
+        tensors = [tensor for grads, x, _ in kept for tensor in (*grads, x)]
         places = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         found.append(sum(places.values()))
         plain(later, name)

@@ -305,7 +305,10 @@ class Lifeline:
         }
         message = {"message": failure.line, "extraInfo": info, "rankmesh": asdict(failure)}
         try:
-            self._launch.error_file.write_text(json.dumps({"message": message}))
+            # The agent may read it at any moment: it is there whole or not at all.
+            whole = self._launch.error_file.with_suffix(".whole")
+            whole.write_text(json.dumps({"message": message}))
+            whole.replace(self._launch.error_file)
         except OSError:
             # On a full disk, say. Half a record would end torch's agent; so it is said here.
             self._launch.error_file.unlink(missing_ok=True)

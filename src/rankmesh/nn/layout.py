@@ -44,11 +44,11 @@ class Layout:
 
     @property
     def stream_key(self) -> DropoutKey | None:
-        """The key of the masks over the residual stream, which may begin within a sample: a row a
-        token.
+        """The key of the masks over the residual stream; that of a slice, which may begin within a
+        sample, has a row a token.
         """
-        if self.dropout is None:
-            return None
+        if self.dropout is None or self.held == slice(None):
+            return self.dropout
         samples = self.dropout.samples.repeat_interleave(self.length)
         return replace(self.dropout, samples=samples[self.held])
 
