@@ -9,6 +9,8 @@ import pytest
 from rankmesh.testing.spawn import Pool
 from tests.gloo.test_parity import ADAMW, DROPOUT, SGD, check
 
+pytestmark = pytest.mark.slow
+
 SCHEDULES = [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)]
 MIXED = {"recompute": "selective", "recompute_modules": ["core", "norm", "activation"]}
 SPLIT = {"recompute": "selective", "recompute_modules": ["attention", "mlp", "norm"]}
@@ -20,7 +22,7 @@ MODES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["full", "one layer", "selective"])
-@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 def test_pipelines(pool: Pool, schedule: str, chunks: int, tp: int, mode: dict[str, Any]) -> None:
     """Field report R01: loss, norm, gradients and weights of the single process, dropout on."""
@@ -41,7 +43,7 @@ def test_families(pool: Pool, family: str, mode: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["fp32", pytest.param("fp64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 def test_the_same_bits(pool: Pool, schedule: str, chunks: int, dtype: str) -> None:
     """tp 2 x pp 2, full recomputation and a mix of modules."""
