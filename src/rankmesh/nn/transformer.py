@@ -1,7 +1,7 @@
 """The decoder-only transformer and its block, for one device.
 
-Owns the residual stream. A pipeline stage is the same class with parts absent; layers keep their
-global numbers as names. Which operations stand behind `parts` it does not know.
+Owns the residual stream. A pipeline stage is the same class with parts absent; the names of layers
+are their numbers in the whole model. Which operations stand behind `parts` it does not know.
 """
 
 from __future__ import annotations
