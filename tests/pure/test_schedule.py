@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh.errors import PlanError
-from rankmesh.schedule import Action, Kind, check_schedule, one_f_one_b
+from rankmesh.schedule import Action, Kind, build_schedule, check_schedule
 
 
 def parse(text):
@@ -32,11 +32,11 @@ SECOND = "RECV_F1.0 F1.0 B1.0 RECV_F1.1 SEND_B1.0 F1.1 B1.1 SEND_B1.1"
 
 
 def test_one_stage_is_gradient_accumulation():
-    assert one_f_one_b(1, 3) == parse("F0.0 B0.0 F0.1 B0.1 F0.2 B0.2")
+    assert build_schedule("1f1b", 1, 1, 3) == parse("F0.0 B0.0 F0.1 B0.1 F0.2 B0.2")
 
 
 def test_three_stages():
-    assert one_f_one_b(3, 4) == parse(
+    assert build_schedule("1f1b", 3, 1, 4) == parse(
         """
         F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 B0.2 B0.3
         F1.0 F1.1 B1.0 F1.2 B1.1 F1.3 B1.2 B1.3
@@ -54,7 +54,7 @@ def test_an_action_is_a_plain_value():
 
 @given(st.integers(1, 16), st.integers(1, 64))
 def test_one_f_one_b_is_complete_and_holds_few_activations(stages, microbatches):
-    schedule = one_f_one_b(stages, microbatches)
+    schedule = build_schedule("1f1b", stages, 1, microbatches)
     check_schedule(schedule, stages, microbatches)
     for rank, actions in enumerate(schedule):
         live = peak = 0
@@ -66,7 +66,7 @@ def test_one_f_one_b_is_complete_and_holds_few_activations(stages, microbatches)
 
 @given(st.integers(2, 5), st.integers(1, 6), st.data())
 def test_a_lost_or_doubled_action_is_found(stages, microbatches, data):
-    schedule = [list(actions) for actions in one_f_one_b(stages, microbatches)]
+    schedule = [list(actions) for actions in build_schedule("1f1b", stages, 1, microbatches)]
     rank = data.draw(st.integers(0, stages - 1))
     place = data.draw(st.integers(0, 2 * microbatches - 1))
     action = schedule[rank][place]
@@ -148,4 +148,4 @@ def test_numbers_below_one_are_refused():
         with pytest.raises(
             PlanError, match=f"1f1b of {stages} ranks.* {microbatches} microbatches"
         ):
-            one_f_one_b(stages, microbatches)
+            build_schedule("1f1b", stages, 1, microbatches)

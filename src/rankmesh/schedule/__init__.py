@@ -8,7 +8,6 @@ from rankmesh.schedule.build import CHUNKS, build_schedule, stage_ranks
 from rankmesh.schedule.check import check_schedule
 from rankmesh.schedule.communicate import partner, with_communication
 from rankmesh.schedule.draw import IDLE, draw_svg, draw_text
-from rankmesh.schedule.one_f_one_b import one_f_one_b
 from rankmesh.schedule.read import read_schedule, schedule_text
 from rankmesh.schedule.timeline import Span, Timeline, simulate
 
@@ -25,7 +24,6 @@ __all__ = [
     "check_schedule",
     "draw_svg",
     "draw_text",
-    "one_f_one_b",
     "partner",
     "read_schedule",
     "schedule_text",
