@@ -79,6 +79,9 @@ def test_bad_input_is_one_line(config: Path) -> None:
     assert "did you mean" in done.stderr and "Traceback" not in done.stderr
     done = run(str(config), "--steps", "0")
     assert done.returncode == 2 and "--steps 0" in done.stderr
+    done = run(str(config), "--own-dtype", "train.dtype=bf16")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "train.dtype is bf16; allowed: fp64, fp32" in done.stderr
 
 
 def test_a_difference_is_found(config: Path) -> None:

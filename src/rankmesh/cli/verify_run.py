@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankmesh.cli.train_run import default_ranks
-from rankmesh.cli.verification import Difference, merge, verify
+from rankmesh.cli.verification import LIMITS, Difference, merge, verify
 from rankmesh.comm.bootstrap import run_rank, start
 from rankmesh.comm.environ import Launch, alone, read_launch
 from rankmesh.comm.exchange import consult
@@ -55,6 +55,11 @@ def _exact(config: RunConfig, own_dtype: bool) -> RunConfig:
     config = replace(config, train=replace(config.train, resume="no"))
     if not own_dtype:
         return replace(config, train=replace(config.train, dtype="fp64"))
+    if config.train.dtype not in LIMITS:
+        # Where rounding is as large as an update, no difference says anything.
+        raise UserError(
+            f"--own-dtype: train.dtype is {config.train.dtype}; allowed: {', '.join(LIMITS)}"
+        )
     return replace(config, optimizer=replace(config.optimizer, eps=max(config.optimizer.eps, 1e-4)))
 
 
