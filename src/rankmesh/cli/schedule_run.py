@@ -140,7 +140,9 @@ def _print(
     for line in draw_text(timeline, console.width).splitlines():
         console.print(_coloured(line) if terminal else line, soft_wrap=True)
     console.print(_rank_table(timeline))
-    console.print(_comparison(name, timeline, costs, size))
+    # Figures cut to "0..." would say nothing: a narrow terminal breaks the lines instead.
+    wide = Console(width=max(console.width, PLAIN_WIDTH), highlight=False, markup=False)
+    wide.print(_comparison(name, timeline, costs, size))
     console.print(
         "bubble: idle share of the makespan, all ranks (what a step pays); bubble_stage: of the "
         "longest rank's own window;\nbubble_over_ideal: (makespan - work) / work; live, live w: "
