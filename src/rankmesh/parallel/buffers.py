@@ -72,13 +72,13 @@ class Buffers:
         """Find the piece of each parameter, and make what the optimizer updates of it."""
         for slot in self.slots:
             low, high = self.own(slot.bucket)
-            shift = slot.bucket.start // self.shard.size - low if self.each_microbatch else 0
+            grads = self.own_grad(slot.bucket)
             for name in slot.names:
                 entry = self.entries[name]
                 start, stop = max(entry.start, low), min(entry.stop, high)
                 if start < stop:
-                    grad = self.grads[start + shift : stop + shift]
-                    self.pieces[name] = Piece(name, entry, start, stop, start + shift, grad)
+                    grad = grads[start - low : stop - low]
+                    self.pieces[name] = Piece(name, entry, start, stop, grad)
         pieces = self.pieces.values()
         if self.params.dtype == self.grads.dtype:
             self.main = {one.name: self.params[one.start : one.stop] for one in pieces}
@@ -182,12 +182,11 @@ class Buffers:
             slot.settle()
             slot.fresh = True
         whole = bucket.gradients(self.grads)
-        if self.shard.size == 1:
-            if not self.each_microbatch:
-                bucket.handle = seam.all_reduce(whole, self.copies, "gradients")
-                return
+        if self.shard.size == 1 and not self.each_microbatch:
+            bucket.handle = seam.all_reduce(whole, self.copies, "gradients")
+            return
         self._absorb(bucket)
-        bucket.total = own if not self.each_microbatch else torch.empty_like(own)
+        bucket.total = torch.empty_like(own) if self.each_microbatch else own
         bucket.handle = seam.reduce_scatter(bucket.total, whole, self.shard, "gradients")
         if self.each_microbatch:
             bucket.memory = None

@@ -5,6 +5,7 @@ Owns the order of parameters and the cut into buckets. What happens to them then
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -64,23 +65,21 @@ def lay_out(
     entries: dict[str, Entry] = {}
     runs: list[_Run] = []
     buckets: list[Bucket] = []
-    family, unit = None, _ALIGN * shard.size
+    family: Hashable = None
+    unit = _ALIGN * shard.size
     for names in reversed(_together(list(by_name), fused)):
-        start = _aligned(runs[-1].stop if runs else 0, _ALIGN)
-        stop = start + sum(torch.Size(shapes[name]).numel() for name in names)
         hold = by_name[names[0]]
-        room = bucket_bytes // wide.itemsize if hold.family == family else 0
-        if not buckets or stop - buckets[-1].start > room:
-            if buckets:
-                start = buckets[-1].close(unit)
-                stop = start + sum(torch.Size(shapes[name]).numel() for name in names)
-            buckets.append(Bucket(start, stop, hold.stage))
-        buckets[-1].stop, family = stop, hold.family
+        size = sum(math.prod(shapes[name]) for name in names)
+        start = _aligned(runs[-1].stop if runs else 0, _ALIGN)
+        full = bool(buckets) and start + size - buckets[-1].start > bucket_bytes // wide.itemsize
+        if full or hold.family != family:
+            start, family = buckets[-1].close(unit) if buckets else 0, hold.family
+            buckets.append(Bucket(start, start, hold.stage))
+        stop = buckets[-1].stop = start + size
         runs.append(_Run(names, start, stop, len(buckets) - 1))
-        place = start
         for name in names:
-            entries[name] = Entry(by_name[name].spec, place, shapes[name], buckets[-1])
-            place = entries[name].stop
+            entries[name] = Entry(by_name[name].spec, start, shapes[name], buckets[-1])
+            start = entries[name].stop
     end = buckets[-1].close(unit) if buckets else 0
     kept = end // shard.size if mesh.plan.zero >= 2 else end
     buffers = Buffers(

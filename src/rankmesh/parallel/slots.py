@@ -68,18 +68,22 @@ class Entry:
 @dataclass(frozen=True)
 class Piece:
     """The elements [start, stop) of the flat buffers that this rank owns of a parameter; grad: the
-    view of their main gradients, which begin at `place` of all that the rank keeps.
+    view of their main gradients.
     """
 
     name: str
     entry: Entry
     start: int
     stop: int
-    place: int
     grad: Tensor
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def place(self) -> int:
+        """Of the first one among all main gradients that this rank keeps."""
+        return int(self.grad.storage_offset())
 
     @property
     def offset(self) -> int:

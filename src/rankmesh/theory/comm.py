@@ -289,12 +289,10 @@ class _Buckets:
         self._plan, self._shape = plan, shape
         both = spec.tie_embeddings and {0, plan.num_stages - 1} <= set(stages)
         self._uses = {
-            name: 2 if both and plan.num_stages > 1 and name == "embed.weight" else 1
+            name: 2 if both and name == "embed.weight" else 1
             for bucket in shape.buckets
             for name in bucket.names
         }
-        if spec.tie_embeddings and plan.num_stages == 1:
-            self._uses |= {"embed.weight": 2} if "embed.weight" in self._uses else {}
         rounds = 1 if plan.zero >= 2 else shape.microbatches
         self._left = {name: uses * rounds for name, uses in self._uses.items()}
         self._started: set[int] = set()
