@@ -21,6 +21,7 @@ from rankmesh.comm.failure import Lifeline
 from rankmesh.comm.mesh import Mesh
 from rankmesh.comm.seam import Group, Seam, TorchTransport
 from rankmesh.config.load import load_config
+from rankmesh.config.resolve import parallel_plan
 from rankmesh.data.loader import Loader, Microbatch
 from rankmesh.errors import StepError
 from rankmesh.nn import IGNORED, LossOptions
@@ -44,11 +45,15 @@ def digest(tensor: Tensor) -> str:
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
-def start_run(worker: Worker, spec: ModelSpec, tp: int, dp: int, **changes: Any) -> Run:
-    """A fresh run on a mesh of all ranks of the job."""
-    plan = ParallelPlan(tp=tp, dp=dp)
-    mesh = worker.mesh(plan, kv_replicas=kv_replicas(spec, plan))
-    config = tiny.config(tp=tp, dp=dp, **changes)
+def start_run(
+    worker: Worker, spec: ModelSpec, tp: int = 1, dp: int = 1, pp: int = 1, **changes: Any
+) -> Run:
+    """A fresh run on a mesh of all ranks of the job; changes: as `tiny.config` takes them."""
+    config = tiny.config(tp=tp, dp=dp, pp=pp, **changes)
+    plan = parallel_plan(config.parallel, worker.world_size)
+    mesh = worker.mesh(
+        plan, kv_replicas=kv_replicas(spec, plan), tied_embeddings=spec.tie_embeddings
+    )
     return assemble(config, spec, mesh, fresh_values(config.train.seed))
 
 
@@ -255,11 +260,14 @@ def forced_loss(worker: Worker, means: list[list[float]], counts: list[list[int]
 # --- values that are not finite
 
 
-def poisoned(worker: Worker, tp: int, dp: int, fault: str, rank: int, name: str) -> dict[str, Any]:
+def poisoned(
+    worker: Worker, sizes: list[int], fault: str, rank: int, name: str, zero: int = 0
+) -> dict[str, Any]:
     """Three steps with a fault on `rank` in the third; what the step said, and whether the weights
-    stayed as they were.
+    stayed as they were. sizes: tp, dp, pp.
     """
-    run = start_run(worker, tiny.llama(), tp, dp, train={"dtype": "fp32"})
+    options = {"train": {"dtype": "fp32"}, "parallel": {"zero": zero}}
+    run = start_run(worker, tiny.llama(), *sizes, **options)
     first, second, third = batches_of(run, 3)
     train_step(run, 1, first)
     train_step(run, 2, second)

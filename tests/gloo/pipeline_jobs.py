@@ -11,27 +11,19 @@ import torch
 from torch import Tensor
 
 from rankmesh import models
-from rankmesh.config.resolve import parallel_plan
 from rankmesh.data.loader import Microbatch
 from rankmesh.nn import Layout, LossOptions
 from rankmesh.parallel import execute as executor
 from rankmesh.parallel.hops import Hops
-from rankmesh.specs.model import ModelSpec
 from rankmesh.specs.placement import param_table
 from rankmesh.testing.oracle import load_values
 from rankmesh.testing.worker import Worker
 from rankmesh.topology.plan import ParallelPlan
-from rankmesh.train.run import Run, assemble, fresh_values
+from rankmesh.train.run import Run
 from rankmesh.train.step import stage_input, train_step
 from tests import tiny
+from tests.gloo.field_jobs import start_run
 from tests.gloo.parity import Comparison, whole_values
-
-
-def start_run(worker: Worker, spec: ModelSpec, **options: Any) -> Run:
-    config = tiny.config(**options)
-    plan = parallel_plan(config.parallel, worker.world_size)
-    mesh = worker.mesh(plan, tied_embeddings=spec.tie_embeddings)
-    return assemble(config, spec, mesh, fresh_values(config.train.seed))
 
 
 def rows_of(sizes: list[int], seed: int = 1) -> list[Microbatch]:

@@ -9,7 +9,7 @@ import torch
 from rankmesh.testing.worker import Worker
 from rankmesh.train.step import train_step
 from tests import tiny
-from tests.gloo.pipeline_jobs import start_run
+from tests.gloo.field_jobs import start_run
 
 
 def bits(

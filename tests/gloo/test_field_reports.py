@@ -135,6 +135,7 @@ def test_the_logged_loss_is_weighted_by_targets(
 
 
 DOWN = "layers.1.mlp.down.weight"
+UP = "layers.0.mlp.up.weight"
 SAYINGS = [
     ("gradient", 1, 2, f"the gradient of {DOWN} is not finite, first on rank 1"),
     ("gradient", 2, 2, f"the gradient of {DOWN} is not finite, first on rank 1"),
@@ -153,10 +154,60 @@ def test_a_step_that_is_not_finite_stops_every_rank(
 
     The first rank is named, not the first to which the sums over tp carried the fault.
     """
-    found = pool.run(f"{JOBS}:poisoned", tp * dp, tp=tp, dp=dp, fault=fault, rank=1, name=DOWN)
-    for rank, one in enumerate(found):
+    expect_named(pool, [tp, dp, 1], fault, 1, DOWN, says)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sizes", "zero", "rank", "name", "says"),
+    [
+        ("weight", [1, 1, 2], 0, 1, DOWN, f"the weight {DOWN} is not finite, first on rank 1"),
+        (
+            "value",
+            [1, 1, 2],
+            0,
+            0,
+            UP,
+            "a value of the forward pass is not finite, first on rank 0",
+        ),
+        ("value", [1, 1, 2], 0, 1, DOWN, "the loss is not finite, first on rank 1"),
+        ("gradient", [1, 1, 2], 0, 0, UP, f"the gradient of {UP} is not finite, first on rank 0"),
+        (
+            "gradient",
+            [1, 2, 1],
+            2,
+            1,
+            DOWN,
+            f"the gradient of {DOWN} is not finite, first on rank 1",
+        ),
+        (
+            "gradient",
+            [1, 2, 2],
+            1,
+            3,
+            DOWN,
+            f"the gradient of {DOWN} is not finite, first on rank 3",
+        ),
+        ("overflow", [1, 2, 1], 2, 1, DOWN, "finite on every rank, but their sum or its norm"),
+    ],
+)
+def test_over_pipelines_and_shards_too(
+    pool: Pool, fault: str, sizes: list[int], zero: int, rank: int, name: str, says: str
+) -> None:
+    """The stage where it began is named, not one that it was handed to."""
+    expect_named(pool, sizes, fault, rank, name, says, zero)
+
+
+def expect_named(
+    pool: Pool, sizes: list[int], fault: str, rank: int, name: str, says: str, zero: int = 0
+) -> None:
+    """Every rank says it, and keeps its weights."""
+    found = pool.run(
+        f"{JOBS}:poisoned", math.prod(sizes), sizes=sizes, fault=fault, rank=rank, name=name,
+        zero=zero,
+    )  # fmt: skip
+    for number, one in enumerate(found):
         assert one["said"].startswith("step 3: ") and says in one["said"]
-        assert one["untouched"] and (one["finite"] or (fault, rank) == ("weight", 1))
+        assert one["untouched"] and (one["finite"] or (fault, number) == ("weight", rank))
     assert len({one["said"] for one in found}) == 1
 
 

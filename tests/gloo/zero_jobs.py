@@ -9,7 +9,7 @@ from rankmesh.testing.worker import Worker
 from rankmesh.train.replicas import replica_check
 from rankmesh.train.step import train_step
 from tests import tiny
-from tests.gloo.pipeline_jobs import start_run
+from tests.gloo.field_jobs import start_run
 
 
 def kept_elements(worker: Worker, zero: int) -> tuple[int, int]:
