@@ -22,7 +22,7 @@ from benchmarks.pipeline_peer import PipelineTrainer, pipeline_trainer
 from benchmarks.sides import Shape
 from benchmarks.spans import Stopwatch, overheads
 from benchmarks.step import ROOT, add_shape, chosen_shape, facts, told
-from benchmarks.timing import Spread, calibration, interleave
+from benchmarks.timing import Spread, calibration, compared
 from rankmesh.config.resolve import parallel_plan
 from rankmesh.config.schema import RunConfig
 from rankmesh.data.loader import Microbatch
@@ -137,27 +137,16 @@ def job(worker: Worker, *, work: dict[str, Any], pairs: int) -> dict[str, Any]:
     run = sides.built(worker, asked.shape, asked.config())
     watch = Stopwatch(run.mesh.seam.ledger)
     run = replace(run, trace=watch)
-    steps = our_steps(run, batches), sides.peer_steps(asked.peer(), batches)
-    losses: tuple[list[float], list[float]] = ([], [])
     spans = []
+    step = our_steps(run, batches)
 
-    def ours() -> None:
-        losses[0].append(steps[0]())
+    def ours() -> float:
+        loss = step()
         spans.append(watch.take())
+        return loss
 
-    def theirs() -> None:
-        losses[1].append(steps[1]())
-
-    for side in (ours, theirs) * _WARM_UP:
-        side()
-    taken, speeds = interleave((ours, theirs), pairs, dist.barrier)
-    return {
-        "wall": [[one.wall for one in side] for side in taken],
-        "cpu": [[one.cpu for one in side] for side in taken],
-        "losses": losses,
-        "spans": spans,
-        "gflops": speeds,
-    }
+    theirs = sides.peer_steps(asked.peer(), batches)
+    return compared(ours, theirs, pairs, _WARM_UP, dist.barrier) | {"spans": spans}
 
 
 def memory_job(worker: Worker, *, work: dict[str, Any], side: str, measure: str) -> dict[str, int]:

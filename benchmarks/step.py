@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from benchmarks import sides
 from benchmarks.sides import Shape
-from benchmarks.timing import Spread, calibration, interleave
+from benchmarks.timing import Spread, calibration, compared
 from rankmesh.testing.spawn import Pool
 from rankmesh.testing.worker import Worker
 
@@ -55,27 +55,8 @@ def job(worker: Worker, *, tp: int, dp: int, shape: dict[str, int], pairs: int) 
         peer = sides.dtensor_trainer(sized, tp)
     else:
         peer = sides.ddp_trainer(sized) if dp > 1 else sides.plain_trainer(sized)
-    steps = (
-        sides.our_steps(sides.our_run(worker, sized, tp, dp), batches),
-        sides.peer_steps(peer, batches),
-    )
-    losses: tuple[list[float], list[float]] = ([], [])
-
-    def ours() -> None:
-        losses[0].append(steps[0]())
-
-    def theirs() -> None:
-        losses[1].append(steps[1]())
-
-    for run in (ours, theirs) * _WARM_UP:
-        run()
-    taken, speeds = interleave((ours, theirs), pairs, dist.barrier)
-    return {
-        "wall": [[run.wall for run in side] for side in taken],
-        "cpu": [[run.cpu for run in side] for side in taken],
-        "losses": losses,
-        "gflops": speeds,
-    }
+    ours = sides.our_steps(sides.our_run(worker, sized, tp, dp), batches)
+    return compared(ours, sides.peer_steps(peer, batches), pairs, _WARM_UP, dist.barrier)
 
 
 def measure(pool: Pool, cell: Cell, shape: Shape, pairs: int) -> dict[str, Any]:

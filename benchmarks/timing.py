@@ -62,6 +62,29 @@ def interleave(
     return taken, speeds
 
 
+def compared(
+    ours: Callable[[], float],
+    theirs: Callable[[], float],
+    pairs: int,
+    warm_up: int,
+    barrier: Callable[[], None],
+) -> dict[str, Any]:
+    """Both sides in turn, after `warm_up` runs of each: seconds of wall and processor, what each
+    run returned (its loss), GFLOP/s.
+    """
+    losses: tuple[list[float], list[float]] = ([], [])
+    sides = (lambda: losses[0].append(ours()), lambda: losses[1].append(theirs()))
+    for side in sides * warm_up:
+        side()
+    taken, speeds = interleave(sides, pairs, barrier)
+    return {
+        "wall": [[one.wall for one in side] for side in taken],
+        "cpu": [[one.cpu for one in side] for side in taken],
+        "losses": losses,
+        "gflops": speeds,
+    }
+
+
 @dataclass(frozen=True)
 class Spread:
     """Median, quartiles and extremes of some figures."""

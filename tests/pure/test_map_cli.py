@@ -4,26 +4,20 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rankmesh.cli.main import main
 from rankmesh.topology import GROUP_NAMES, ParallelPlan, coordinate, groups
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mesh.md"
 
 
 @pytest.fixture
-def rankmesh_map(capsys):
-    """Runs the command; returns (exit code, stdout, stderr)."""
-
-    def call(*words):
-        code = main(["map", *map(str, words)])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
+def rankmesh_map(rankmesh):
+    """That command alone."""
+    return partial(rankmesh, "map")
 
 
 def rows_of(text):

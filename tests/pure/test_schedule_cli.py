@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,15 +22,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedules.md"
 
 
 @pytest.fixture
-def rankmesh_schedule(capsys):
-    """Runs the command; returns (exit code, stdout, stderr)."""
-
-    def call(*words):
-        code = main(["schedule", *map(str, words)])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
+def rankmesh_schedule(rankmesh):
+    """That command alone."""
+    return partial(rankmesh, "schedule")
 
 
 def lines_of(text):
