@@ -301,6 +301,14 @@ def test_slurm_variables_and_a_good_end(folder: Path) -> None:
     assert (folder / "sum-0").read_text().startswith("3 ")
 
 
+def test_who_was_ended_from_outside_is_named(tmp_path: Path) -> None:
+    """The agent ends the others by the same signal."""
+    gone = str(tmp_path / "none")
+    failures = {rank: ProcessFailure(rank, 9, -signal.SIGTERM, gone) for rank in (2, 0, 1)}
+    said, code = _explain(failures, tmp_path)
+    assert said.startswith("rank 2 was ended by SIGTERM, from outside; logs:") and code == 1
+
+
 def test_who_did_not_answer_is_named(tmp_path: Path) -> None:
     """A rank that hangs for good is killed by the agent, long after the others' time-out: their
     line counts, and it is no lack of memory.

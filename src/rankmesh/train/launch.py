@@ -268,8 +268,9 @@ def _explain(failures: Mapping[int, ProcessFailure], folder: Path) -> tuple[str,
         return f"rank {rank} {_ending(rank, mute[rank].exitcode, folder)}; logs: {folder}", (
             2 if mute[rank].exitcode == 2 else 1
         )
-    text = "the ranks were ended from outside" if first is None else first.line
-    return f"{text}; logs: {folder}", 1
+    # Of ranks that all ended by SIGTERM the agent names first the one that it did not end itself.
+    ended = f"rank {next(iter(failures))} was ended by SIGTERM, from outside"
+    return f"{ended if first is None else first.line}; logs: {folder}", 1
 
 
 def _ending(rank: int, code: int, folder: Path) -> str:
