@@ -304,14 +304,15 @@ class Lifeline:
             "timestamp": str(int(failure.time)),
         }
         message = {"message": failure.line, "extraInfo": info, "rankmesh": asdict(failure)}
+        # The agent may read it at any moment, and half a record would end it: it is there whole or
+        # not at all.
+        partial = self._launch.error_file.with_suffix(".partial")
         try:
-            # The agent may read it at any moment: it is there whole or not at all.
-            whole = self._launch.error_file.with_suffix(".whole")
-            whole.write_text(json.dumps({"message": message}))
-            whole.replace(self._launch.error_file)
+            partial.write_text(json.dumps({"message": message}))
+            partial.replace(self._launch.error_file)
         except OSError:
-            # On a full disk, say. Half a record would end torch's agent; so it is said here.
-            self._launch.error_file.unlink(missing_ok=True)
+            # On a full disk, say; so it is said here.
+            partial.unlink(missing_ok=True)
             print(f"rankmesh: error: {failure.line}", file=sys.stderr)
 
     def _show(self, failure: Failure) -> None:
